@@ -1,0 +1,116 @@
+package state
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Key names one attachment: one interface of one sandbox in one network. It is what the CNI specification
+// calls an attachment, and it is compared whole: ids are never cut.
+type Key struct {
+	Network     string `json:"network"`     // the "name" of the network configuration
+	ContainerID string `json:"containerID"` // CNI_CONTAINERID
+	IfName      string `json:"ifName"`      // CNI_IFNAME
+}
+
+// aliasPrefix starts the ifalias of each device that tapir creates.
+const aliasPrefix = "tapir:"
+
+// MaxAliasLen is the longest ifalias that the kernel keeps, in bytes (IFALIASZ less the terminating NUL,
+// include/uapi/linux/if.h).
+const MaxAliasLen = 255
+
+// String is the key as people write it: network/container id/ifname.
+func (k Key) String() string { return k.Network + "/" + k.ContainerID + "/" + k.IfName }
+
+// Alias is the ifalias of each device of the attachment: "tapir:<network>/<container id>/<ifname>".
+func (k Key) Alias() string { return aliasPrefix + k.String() }
+
+// ParseAlias is the inverse of [Key.Alias]. A device that is not tapir's gives ok == false.
+func ParseAlias(alias string) (k Key, ok bool) {
+	rest, found := strings.CutPrefix(alias, aliasPrefix)
+	if !found {
+		return Key{}, false
+	}
+	// CNI allows no '/' in any of the three.
+	parts := strings.Split(rest, "/")
+	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || parts[2] == "" {
+		return Key{}, false
+	}
+	return Key{Network: parts[0], ContainerID: parts[1], IfName: parts[2]}, true
+}
+
+// Status is how far an ADD came.
+type Status string
+
+// The states of an attachment. Pending is what a crashed or running ADD leaves; DEL, GC, the next ADD and the
+// agent clean it.
+const (
+	Pending Status = "pending"
+	Ready   Status = "ready"
+)
+
+// Device is one network device of an attachment.
+type Device struct {
+	Name  string `json:"name"`
+	Index int    `json:"index"` // ifindex, unique on the node for the devices that tapir creates
+	MAC   string `json:"mac,omitempty"`
+}
+
+// Address is one address of the guest with the gateway it was given.
+type Address struct {
+	Prefix  netip.Prefix `json:"prefix"`            // host address with the on-link prefix length
+	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid where the range has none
+}
+
+// Route is one route of the guest.
+type Route struct {
+	Dst netip.Prefix `json:"dst"`
+	GW  netip.Addr   `json:"gw,omitzero"`
+}
+
+// DNS is what the guest resolves names by, as in the CNI result.
+type DNS struct {
+	Nameservers []string `json:"nameservers,omitempty"`
+	Domain      string   `json:"domain,omitempty"`
+	Search      []string `json:"search,omitempty"`
+	Options     []string `json:"options,omitempty"`
+}
+
+// Attachment is everything that tapir must know of an attachment to show, check and remove it.
+type Attachment struct {
+	Key
+	Status  Status    `json:"status"`
+	Created time.Time `json:"created"`
+	Netns   string    `json:"netns"` // CNI_NETNS; empty after a rebuild from the kernel
+
+	TAP  Device `json:"tap,omitzero"`  // zero for a plain pod
+	Pod  Device `json:"pod,omitzero"`  // the veth's end in the pod's netns
+	Host Device `json:"host,omitzero"` // the veth's end in the host's netns
+
+	// Group is the IFLA_GROUP of the attachment's devices in the pod's netns: one request deletes them all.
+	Group uint32 `json:"group,omitempty"`
+
+	Placement string `json:"placement"` // pod | host
+	VMM       string `json:"vmm"`
+	Queues    int    `json:"queues"` // 0 for a plain pod
+	Owner     *int   `json:"owner,omitempty"`
+	GroupID   *int   `json:"groupID,omitempty"` // the TAP's group
+	TxQueue   int    `json:"txQueueLen,omitempty"`
+	MTU       int    `json:"mtu"`
+	GuestMAC  string `json:"guestMAC"`
+
+	Addresses []Address `json:"addresses,omitempty"` // IPv4 first
+	Routes    []Route   `json:"routes,omitempty"`
+	DNS       DNS       `json:"dns,omitzero"`
+
+	SpoofCheck bool   `json:"spoofCheck"`
+	Masquerade bool   `json:"ipMasq"`
+	Redirect   string `json:"redirect,omitempty"` // tcx | clsact: what is attached
+	Programs   string `json:"programs,omitempty"` // the digest of the pinned programs that are attached
+	Rebuilt    bool   `json:"rebuilt,omitempty"`  // the record was rebuilt from the kernel
+}
+
+func (a Attachment) String() string { return fmt.Sprintf("%s (%s)", a.Key, a.Status) }
