@@ -1,0 +1,78 @@
+package guestconfig
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/tapir-cni/tapir/state"
+)
+
+// NetworkConfig gives cloud-init's network configuration, version 2, as the file "network-config" of a NoCloud seed
+// (no "network:" key above it). The card is found by its MAC and renamed to the pod's name of it. A route whose
+// gateway lies in none of the guest's prefixes is marked on-link, so that a /32 or /128 works.
+func (g Guest) NetworkConfig() (string, error) {
+	if err := g.Validate(); err != nil {
+		return "", fmt.Errorf("network-config: %w", err)
+	}
+	var b strings.Builder
+	name := strconv.Quote(g.IfName)
+	fmt.Fprintf(&b, "version: 2\nethernets:\n  %s:\n", name)
+	fmt.Fprintf(&b, "    match:\n      macaddress: %q\n", strings.ToLower(g.MAC))
+	fmt.Fprintf(&b, "    set-name: %s\n    mtu: %d\n    dhcp4: false\n    dhcp6: false\n", name, g.MTU)
+	if len(g.Addresses) > 0 {
+		b.WriteString("    addresses:\n")
+		for _, a := range g.Addresses {
+			fmt.Fprintf(&b, "      - %q\n", a.Prefix)
+		}
+	}
+	g.writeRoutes(&b)
+	writeDNS(&b, g.DNS)
+	return b.String(), nil
+}
+
+func (g Guest) writeRoutes(b *strings.Builder) {
+	routes := g.defaultRoutes()
+	if len(routes) == 0 {
+		return
+	}
+	b.WriteString("    routes:\n")
+	for _, r := range routes {
+		gw := r.GW
+		if !gw.IsValid() {
+			gw = g.gatewayOf(r.Dst)
+		}
+		fmt.Fprintf(b, "      - to: %q\n", r.Dst)
+		if !gw.IsValid() {
+			fmt.Fprint(b, "        scope: link\n")
+			continue
+		}
+		fmt.Fprintf(b, "        via: %q\n", gw)
+		if !g.onLink(gw) {
+			fmt.Fprint(b, "        on-link: true\n")
+		}
+	}
+}
+
+func writeDNS(b *strings.Builder, dns state.DNS) {
+	search := dns.Search
+	if len(search) == 0 && dns.Domain != "" {
+		search = []string{dns.Domain}
+	}
+	if len(dns.Nameservers)+len(search) == 0 {
+		return
+	}
+	b.WriteString("    nameservers:\n")
+	writeList(b, "addresses", dns.Nameservers)
+	writeList(b, "search", search)
+}
+
+func writeList(b *strings.Builder, key string, values []string) {
+	if len(values) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "      %s:\n", key)
+	for _, v := range values {
+		fmt.Fprintf(b, "        - %q\n", v)
+	}
+}

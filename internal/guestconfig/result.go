@@ -1,0 +1,154 @@
+package guestconfig
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/tapir-cni/tapir/state"
+)
+
+// Query says which attachment of a result is meant, and what a result does not carry.
+type Query struct {
+	ContainerID string // CNI_CONTAINERID; it marks the pseudo entry of result "firecracker"
+	IfName      string // CNI_IFNAME
+	Queues      int    // queue pairs as configured; 0 means 1
+	VMM         string // as configured
+}
+
+// FromResult derives the guest from what ADD printed, by the layouts "cri" and "firecracker": the pod end is the
+// entry named q.IfName in a namespace, the TAP the entry after it in the same namespace, or the one that the pseudo
+// entry (sandbox == container id) names. Layout "plain" names no TAP and is an error.
+//
+// A result does not say how many queues the TAP was made for: q.Queues does.
+func FromResult(result *types100.Result, q Query) (Guest, error) {
+	layout, err := readLayout(result, q)
+	if err != nil {
+		return Guest{}, fmt.Errorf("guest of %s/%s from a CNI result: %w", q.ContainerID, q.IfName, err)
+	}
+	tap := result.Interfaces[layout.tap]
+	g := Guest{
+		IfName: q.IfName, TAP: tap.Name, Netns: tap.Sandbox, MTU: tap.Mtu,
+		MAC: result.Interfaces[layout.guest].Mac, Queues: max(q.Queues, 1), VMM: q.VMM,
+		DNS: state.DNS{
+			Nameservers: result.DNS.Nameservers, Domain: result.DNS.Domain,
+			Search: result.DNS.Search, Options: result.DNS.Options,
+		},
+	}
+	if g.Addresses, err = addressesOf(result, layout); err == nil {
+		g.Routes, err = routesOf(result)
+	}
+	if err == nil {
+		err = g.Validate()
+	}
+	if err != nil {
+		return Guest{}, fmt.Errorf("guest of %s/%s from a CNI result: %w", q.ContainerID, q.IfName, err)
+	}
+	return g, nil
+}
+
+// layout holds the indices of a result's interfaces: the TAP, the entry with the guest's MAC, and the entry with
+// its addresses.
+type layout struct{ tap, guest, addresses int }
+
+func readLayout(result *types100.Result, q Query) (layout, error) {
+	pod, pseudo := -1, -1
+	for i, iface := range result.Interfaces {
+		switch {
+		case iface.Sandbox == "":
+		case iface.Sandbox == q.ContainerID:
+			if pseudo >= 0 {
+				return layout{}, fmt.Errorf("interfaces %d and %d are both in sandbox %q, want at most one",
+					pseudo, i, q.ContainerID)
+			}
+			pseudo = i
+		case iface.Name == q.IfName && pod < 0:
+			pod = i
+		}
+	}
+	if pod < 0 {
+		return layout{}, fmt.Errorf("no interface is named %q and has a sandbox", q.IfName)
+	}
+	tap := -1
+	for i, iface := range result.Interfaces {
+		if i == pod || i == pseudo || iface.Sandbox != result.Interfaces[pod].Sandbox {
+			continue
+		}
+		if pseudo < 0 && i > pod || pseudo >= 0 && iface.Name == result.Interfaces[pseudo].Name {
+			tap = i
+		}
+	}
+	if tap < 0 {
+		return layout{}, fmt.Errorf("no interface in %q is a TAP; result \"plain\" names none, and a plain pod has none",
+			result.Interfaces[pod].Sandbox)
+	}
+	l := layout{tap: tap, guest: pod, addresses: pod}
+	if pseudo >= 0 {
+		l.guest = pseudo
+	}
+	return l, nil
+}
+
+func addressesOf(result *types100.Result, l layout) ([]state.Address, error) {
+	var out []state.Address
+	for i, ip := range result.IPs {
+		// The pseudo entry's copy would be the same address a second time.
+		if ip.Interface != nil && *ip.Interface != l.addresses {
+			continue
+		}
+		prefix, ok := prefixOf(ip.Address)
+		if !ok {
+			return nil, fmt.Errorf("ips[%d]: want an address with its prefix length, got %q", i, ip.Address.String())
+		}
+		a := state.Address{Prefix: prefix}
+		if ip.Gateway != nil {
+			if a.Gateway, ok = addrOf(ip.Gateway); !ok {
+				return nil, fmt.Errorf("ips[%d].gateway: want an address, got %q", i, ip.Gateway.String())
+			}
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+func routesOf(result *types100.Result) ([]state.Route, error) {
+	var out []state.Route
+	for i, r := range result.Routes {
+		dst, ok := prefixOf(r.Dst)
+		if !ok {
+			return nil, fmt.Errorf("routes[%d].dst: want a prefix, got %q", i, r.Dst.String())
+		}
+		route := state.Route{Dst: dst}
+		if r.GW != nil {
+			if route.GW, ok = addrOf(r.GW); !ok {
+				return nil, fmt.Errorf("routes[%d].gw: want an address, got %q", i, r.GW.String())
+			}
+		}
+		out = append(out, route)
+	}
+	return out, nil
+}
+
+func addrOf(ip net.IP) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	return a.Unmap(), ok
+}
+
+// prefixOf keeps the host bits. net.IPNet may hold IPv4 in 16 bytes with a 4 byte mask.
+func prefixOf(n net.IPNet) (netip.Prefix, bool) {
+	addr, ok := addrOf(n.IP)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	ones, bits := n.Mask.Size()
+	if bits == 0 {
+		return netip.Prefix{}, false
+	}
+	if addr.Is4() && bits == 128 {
+		ones -= 96
+	}
+	p := netip.PrefixFrom(addr, ones)
+	return p, p.IsValid()
+}
