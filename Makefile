@@ -1,0 +1,120 @@
+# "make help" lists the targets; "make verify" is what CI runs. Go 1.26 or newer and root are the prerequisites;
+# each target installs the Debian packages that it needs (tools/setup.sh).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+MODULE  := github.com/tapir-cni/tapir
+OUT     ?= bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X $(MODULE)/internal/version.version=$(VERSION)
+GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)"
+
+# The commands of the product, and the agent that runs inside test microVMs where its source is there.
+COMMANDS := $(notdir $(wildcard cmd/*))
+GUEST    := $(wildcard internal/microvm/guest)
+
+# Programs that only tests and checks run. They are built apart: make install must not see them.
+TOOLS      := bin/tools
+REFPLUGINS := bin/refplugins
+
+PREFIX  ?= /usr/local
+CNI_BIN ?= /opt/cni/bin
+DESTDIR ?=
+
+# What a test may not skip for; see CONTRIBUTING.md.
+TAPIR_REQUIRE ?= root,bpf,tun,ipv6,qemu,vm
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the commands into bin/ (GOARCH=arm64 OUT=bin/arm64 cross-builds)
+	@mkdir -p $(OUT)
+	$(GOBUILD) -o $(OUT)/ $(addprefix ./cmd/,$(COMMANDS))
+	$(if $(GUEST),$(GOBUILD) -o $(OUT)/tapir-guest ./$(GUEST))
+
+.PHONY: build-arm64
+build-arm64:
+	$(MAKE) --no-print-directory build GOARCH=arm64 OUT=bin/arm64
+
+.PHONY: generate
+generate: ## Rebuild the BPF objects and all other generated files
+	tools/setup.sh generate
+	go generate ./...
+
+.PHONY: check-generated
+check-generated: ## Rebuild the generated files and fail where the committed ones differ
+	tools/setup.sh generate
+	tools/check-generated.sh
+
+.PHONY: fmt
+fmt: ## Format the Go code
+	gofmt -w $$(tools/gofiles.sh)
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and the linters of .golangci.yml
+	@unformatted=$$(gofmt -l $$(tools/gofiles.sh)); \
+	if [ -n "$$unformatted" ]; then echo "not formatted; run \"make fmt\":"; echo "$$unformatted"; exit 1; fi
+	go mod verify >/dev/null
+	$(TOOLS)/golangci-lint run ./...
+
+.PHONY: test
+test: build refplugins $(TOOLS)/gotestsum $(TOOLS)/leftovers ## Run every test, then prove that the machine is as it was
+	tools/setup.sh net vm
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
+	$(TOOLS)/leftovers $(TOOLS)/gotestsum --format pkgname --raw-command -- tools/gotest.sh
+
+.PHONY: test-vm
+test-vm: build refplugins $(TOOLS)/leftovers ## Run only the tests that boot microVMs
+	tools/setup.sh net vm
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
+	$(TOOLS)/leftovers go test -count=1 -v ./test/vm/...
+
+.PHONY: bench-add
+bench-add: build refplugins $(TOOLS)/bench-add ## Measure ADD and DEL against bridge, ptp and tap (BENCH_FLAGS=-rounds=20)
+	@tools/setup.sh net
+	$(TOOLS)/bench-add -bin bin -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
+
+.PHONY: quickstart
+quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
+	tools/setup.sh net vm
+	bin/tapirctl quickstart
+
+.PHONY: verify
+verify: lint build-arm64 check-generated test ## What CI runs
+
+.PHONY: install
+install: build ## Install the plugins into /opt/cni/bin and tapirctl into /usr/local/bin (DESTDIR, CNI_BIN, PREFIX)
+	install -d $(DESTDIR)$(CNI_BIN) $(DESTDIR)$(PREFIX)/bin
+	install -m 0755 bin/tapir bin/tapir-ipam $(DESTDIR)$(CNI_BIN)/
+	install -m 0755 bin/tapirctl $(DESTDIR)$(PREFIX)/bin/
+
+.PHONY: clean
+clean: ## Remove what the targets above built
+	rm -rf bin .cache
+
+# The reference plugins at the version that test/refplugins/go.mod pins, for tests and benchmarks.
+.PHONY: refplugins
+refplugins: $(REFPLUGINS)/.built
+$(REFPLUGINS)/.built: test/refplugins/go.mod test/refplugins/go.sum
+	@mkdir -p $(REFPLUGINS)
+	CGO_ENABLED=0 go -C test/refplugins build -trimpath -ldflags "-s -w" -o $(CURDIR)/$(REFPLUGINS)/ tool
+	@touch $@
+
+# Linters and the test runner at the versions that tools/go.mod pins.
+$(TOOLS)/golangci-lint $(TOOLS)/gotestsum &: tools/go.mod tools/go.sum
+	@mkdir -p $(TOOLS)
+	go -C tools build -o $(CURDIR)/$(TOOLS)/ tool
+	@touch $(TOOLS)/golangci-lint $(TOOLS)/gotestsum
+
+.PHONY: $(TOOLS)/leftovers $(TOOLS)/bench-add
+$(TOOLS)/leftovers:
+	@mkdir -p $(TOOLS)
+	@go build -o $@ ./test/leftovers
+$(TOOLS)/bench-add:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/add
