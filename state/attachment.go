@@ -61,7 +61,7 @@ type Device struct {
 
 // Address is one address of the guest with the gateway it was given.
 type Address struct {
-	Prefix  netip.Prefix `json:"prefix"`            // host address with the on-link prefix length
+	Prefix  netip.Prefix `json:"prefix"`           // host address with the on-link prefix length
 	Gateway netip.Addr   `json:"gateway,omitzero"` // invalid where the range has none
 }
 
@@ -107,10 +107,10 @@ type Attachment struct {
 	DNS       DNS       `json:"dns,omitzero"`
 
 	SpoofCheck bool   `json:"spoofCheck"`
-	Masquerade bool   `json:"ipMasq"`
-	Redirect   string `json:"redirect,omitempty"` // tcx | clsact: what is attached
-	Programs   string `json:"programs,omitempty"` // the digest of the pinned programs that are attached
-	Rebuilt    bool   `json:"rebuilt,omitempty"`  // the record was rebuilt from the kernel
+	Masquerade string `json:"masquerade,omitempty"` // the nftables chain that masquerades it
+	Redirect   string `json:"redirect,omitempty"`   // tcx | clsact: what is attached
+	Programs   string `json:"programs,omitempty"`   // the digest of the pinned programs that are attached
+	Rebuilt    bool   `json:"rebuilt,omitempty"`    // the record was rebuilt from the kernel
 }
 
 func (a Attachment) String() string { return fmt.Sprintf("%s (%s)", a.Key, a.Status) }
