@@ -1,0 +1,258 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/ipam"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// holdWait bounds how long a call waits for another one on the same attachment.
+const holdWait = 10 * time.Second
+
+// add is the verb ADD. What fails takes back everything it did; the first error is the one reported.
+func (p *plugin) add(args *skel.CmdArgs) (err error) {
+	cfg, fs, err := parse(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if present(cfg.PrevResult) {
+		fs.Add("prevResult", "chaining is not built yet; put tapir first in the list")
+	}
+	plan, err := newPlan(cfg, fs, args)
+	if err != nil {
+		return err
+	}
+	p.trace.Mark("config")
+	netns, err := openSandbox(args.Netns)
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+
+	store := state.New(state.Config{Dir: plan.StateDir})
+	ctx := context.Background()
+	hold, err := state.AcquireHold(ctx, plan.StateDir, plan.Key, holdWait)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, hold.Release()) }()
+
+	rec, err := p.addHeld(ctx, store, plan, netns)
+	if err != nil {
+		return fmt.Errorf("add %s: %w", plan.Key, err)
+	}
+	result, err := buildResult(rec, plan.Layout, cfg.CNIVersion)
+	if err != nil {
+		return err
+	}
+	return types.PrintResult(result, cfg.CNIVersion)
+}
+
+// addHeld does the work of ADD while the attachment's hold is kept.
+func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, netns ns.NetNS) (_ *state.Attachment, err error) {
+	var u undo
+	defer func() {
+		if err == nil {
+			return
+		}
+		if left := u.run(); left != nil {
+			// The first error is what the runtime must see; what could not be taken back is for the operator.
+			fmt.Fprintf(os.Stderr, "tapir: %s: %v\n", plan.Key, left)
+		}
+	}()
+
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	var pod *rtnl.Conn
+	if err := netns.Do(func(ns.NetNS) (err error) { pod, err = rtnl.Open(); return err }); err != nil {
+		return nil, withCode(types.ErrInvalidNetNS, fmt.Errorf("enter netns %q: %w", plan.Netns, err))
+	}
+	defer pod.Close()
+
+	progs, err := xdp.Ensure(p.bpffs)
+	if err != nil {
+		return nil, err
+	}
+	defer progs.Close()
+	p.trace.Mark("open")
+
+	rec, err := newRecord(plan, host, progs)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.reserve(ctx, store, plan, rec, progs, &u); err != nil {
+		return nil, err
+	}
+	p.trace.Mark("IPAM and state")
+	if err := ensureForwarding(ctx, store, rec.Addresses); err != nil {
+		return nil, err
+	}
+	a := &apply{plan: plan, rec: rec, netns: netns, host: host, pod: pod, progs: progs, undo: &u, trace: p.trace}
+	if err := a.run(); err != nil {
+		return nil, err
+	}
+	rec.Status = state.Ready
+	if err := store.Update(ctx, func(tx *state.Tx) error { return tx.Put(*rec) }); err != nil {
+		return nil, err
+	}
+	p.trace.Mark("record")
+	return rec, nil
+}
+
+// newRecord is the attachment as far as the plan and the node decide it.
+func newRecord(plan *Plan, host *rtnl.Conn, progs *xdp.Programs) (*state.Attachment, error) {
+	mtu := plan.MTU
+	if mtu == 0 {
+		var err error
+		if mtu, err = defaultRouteMTU(host); err != nil {
+			return nil, err
+		}
+		if mtu < minIPv6MTU && hasIPv6(plan.Subnets) {
+			return nil, withCode(types.ErrInvalidNetworkConfig, fmt.Errorf("mtu: the default route's device has %d and IPv6 wants at least %d; set \"mtu\" or leave IPv6 out of \"ranges\"", mtu, minIPv6MTU))
+		}
+	}
+	method, err := redirectMethod(plan.Redirect)
+	if err != nil {
+		return nil, err
+	}
+	rec := &state.Attachment{
+		Key: plan.Key, Status: state.Pending, Created: time.Now().UTC().Truncate(time.Millisecond), Netns: plan.Netns,
+		Pod: state.Device{Name: plan.Key.IfName, MAC: plan.MAC.String()}, Host: state.Device{Name: plan.HostName, MAC: xdp.GatewayMAC.String()},
+		Placement: PlacementPod, VMM: plan.VMM, MTU: mtu, GuestMAC: plan.MAC.String(), DNS: plan.DNS,
+		SpoofCheck: plan.SpoofCheck, Redirect: string(method), Programs: progs.Digest(),
+	}
+	if plan.Masquerade {
+		rec.Masquerade = masqChain(plan.Key.Network, plan.NoMasq)
+	}
+	if !plan.Plain {
+		rec.TAP = state.Device{Name: plan.TapName, MAC: xdp.GatewayMAC.String()}
+		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue = plan.Queues, plan.Owner, plan.Group, plan.TxQueue
+	}
+	return rec, nil
+}
+
+// redirectMethod is the hook that "redirect" leads to on this kernel.
+func redirectMethod(want string) (xdp.Method, error) {
+	if want == redirectClsact {
+		return xdp.Clsact, nil
+	}
+	err := xdp.HaveTCX()
+	switch {
+	case err == nil:
+		return xdp.TCX, nil
+	case want == redirectAuto && errors.Is(err, xdp.ErrUnsupported):
+		return xdp.Clsact, nil
+	}
+	return "", fmt.Errorf("redirect %q: %w; set \"redirect\" to \"auto\" or \"clsact\"", want, err)
+}
+
+// Offsets of an attachment's devices in its block of four ifindexes.
+const (
+	offsetTAP = iota
+	offsetPod
+	offsetHost
+)
+
+// reserve takes addresses and ifindexes and records the attachment as pending, in one transaction.
+func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, rec *state.Attachment, progs *xdp.Programs, u *undo) error {
+	var taken []uint32
+	release := func() error {
+		err := progs.Delete(taken...)
+		taken = nil
+		return err
+	}
+	u.push("BPF map entries", release)
+	err := store.Update(ctx, func(tx *state.Tx) error {
+		// On rebuilt state the transaction runs again.
+		if err := release(); err != nil {
+			return err
+		}
+		if err := refuseDuplicate(tx, rec); err != nil {
+			return err
+		}
+		leases, err := ipam.Acquire(tx, plan.IPAM)
+		if err != nil {
+			return err
+		}
+		rec.Addresses = leases
+		rec.Routes = routesFor(plan.Routes, leases)
+		if taken, err = reserveIndexes(tx, rec, progs); err != nil {
+			return err
+		}
+		return tx.Put(*rec)
+	})
+	if err != nil {
+		return err
+	}
+	u.push("lease and state", func() error {
+		return store.Update(ctx, func(tx *state.Tx) error {
+			return errors.Join(ipam.Release(tx, rec.Key), tx.Delete(rec.Key))
+		})
+	})
+	return nil
+}
+
+// refuseDuplicate keeps a second ADD of the same attachment, or of another one with the same guest MAC, from touching the
+// first.
+func refuseDuplicate(tx *state.Tx, rec *state.Attachment) error {
+	old, ok, err := tx.Attachment(rec.Key)
+	if err != nil {
+		return err
+	}
+	if ok {
+		return withCode(CodeBusy, fmt.Errorf("the attachment exists since %s (%s); DEL it first", old.Created.Format(time.RFC3339), old.Status))
+	}
+	holder, ok, err := tx.ByGuestMAC(rec.Network, rec.GuestMAC)
+	if err == nil && ok {
+		err = withCode(CodeBusy, &state.MACInUseError{MAC: rec.GuestMAC, Holder: holder})
+	}
+	return err
+}
+
+// maxBlocks bounds the search for ifindexes that no other state directory of the node uses.
+const maxBlocks = 1000
+
+// reserveIndexes chooses the devices' ifindexes. The insertion into the pinned map is what reserves them on the node.
+func reserveIndexes(tx *state.Tx, rec *state.Attachment, progs *xdp.Programs) ([]uint32, error) {
+	for range maxBlocks {
+		block, err := tx.NextIndexBlock()
+		if err != nil {
+			return nil, err
+		}
+		rec.Pod.Index, rec.Host.Index = int(block+offsetPod), int(block+offsetHost)
+		if rec.TAP.Name != "" {
+			rec.TAP.Index = int(block + offsetTAP)
+		}
+		rec.Group = block
+		entries, err := endpoints(rec)
+		if err != nil {
+			return nil, err
+		}
+		err = progs.Reserve(entries)
+		if errors.Is(err, xdp.ErrInUse) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		taken := make([]uint32, 0, len(entries))
+		for index := range entries {
+			taken = append(taken, index)
+		}
+		return taken, nil
+	}
+	return nil, withCode(types.ErrTryAgainLater, fmt.Errorf("choose ifindexes: %d blocks in a row are in use; \"tapirctl cleanup\" removes those of dead attachments", maxBlocks))
+}

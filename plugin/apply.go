@@ -1,0 +1,101 @@
+package plugin
+
+import (
+	"fmt"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/internal/trace"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// apply carries a plan out in the kernel. What it has done so far is on its undo stack.
+type apply struct {
+	plan  *Plan
+	rec   *state.Attachment // addresses, ifindexes and MTU are filled in
+	netns ns.NetNS
+	host  *rtnl.Conn // in the host's netns
+	pod   *rtnl.Conn // in the pod's netns
+	progs *xdp.Programs
+	undo  *undo
+	trace *trace.Trace
+}
+
+// run makes devices, programs, addresses, routes and masquerade, in this order, so that no frame of the guest ever
+// meets a device without its checks.
+func (a *apply) run() error {
+	if err := a.netns.Do(func(ns.NetNS) error { return a.podSide() }); err != nil {
+		return err
+	}
+	a.trace.Mark("devices and programs")
+	if err := a.hostSide(); err != nil {
+		return err
+	}
+	a.trace.Mark("addresses and routes")
+	chain := a.rec.Masquerade
+	if chain == "" {
+		return nil
+	}
+	a.undo.push("masquerade", func() error { return removeMasquerade(chain, a.rec.Addresses) })
+	err := addMasquerade(chain, a.plan.NoMasq, a.rec.Addresses)
+	a.trace.Mark("masquerade")
+	return err
+}
+
+// podSide runs on a thread in the pod's netns: a TAP belongs to the netns of the open(), and BPF_PROG_ATTACH looks the
+// device up in that of the caller.
+func (a *apply) podSide() error {
+	if !a.plan.Plain {
+		if err := a.makeTap(); err != nil {
+			return err
+		}
+	}
+	if err := a.makeVeth(); err != nil {
+		return err
+	}
+	if a.plan.Plain {
+		return a.addressPod()
+	}
+	if err := a.progs.Attach(a.rec.Pod.Index, xdp.RolePod, xdp.Method(a.rec.Redirect)); err != nil {
+		return err
+	}
+	if err := a.pod.Configure(a.rec.Pod.Index, rtnl.Settings{Up: true, Name: a.rec.Pod.Name}); err != nil {
+		return err
+	}
+	// Last, and for good: one write to a TAP that is down gives a VMM EIO.
+	return a.pod.Configure(a.rec.TAP.Index, rtnl.Settings{Up: true, Name: a.rec.TAP.Name})
+}
+
+func (a *apply) makeTap() error {
+	dev, p := a.rec.TAP, a.plan
+	if err := tap.Create(tap.Spec{Name: dev.Name, Index: dev.Index, Queues: p.Queues, Owner: p.Owner, Group: p.Group}); err != nil {
+		return fmt.Errorf("in netns %q: %w", p.Netns, err)
+	}
+	a.undo.push("tap "+dev.Name, func() error { return a.pod.DeleteLink(dev.Index) })
+	if err := a.pod.Configure(dev.Index, rtnl.Settings{
+		Name: dev.Name, MAC: xdp.GatewayMAC, MTU: a.rec.MTU, TxQueueLen: p.TxQueue, Group: a.rec.Group, Alias: a.rec.Alias(), NoIPv6Addr: true,
+	}); err != nil {
+		return err
+	}
+	if err := a.pod.SetNoqueue(dev.Index); err != nil {
+		return fmt.Errorf("tap %q: %w", dev.Name, err)
+	}
+	return a.progs.Attach(dev.Index, xdp.RoleGuest, xdp.Method(a.rec.Redirect))
+}
+
+// makeVeth creates both ends where they stay. The pod end has the guest's MAC: what the node sends to the guest passes
+// the pod end as if it were for itself.
+func (a *apply) makeVeth() error {
+	r := a.rec
+	err := a.host.CreateVeth(
+		rtnl.End{Name: r.Host.Name, Index: r.Host.Index, MAC: xdp.GatewayMAC, MTU: r.MTU},
+		rtnl.End{Name: r.Pod.Name, Index: r.Pod.Index, MAC: a.plan.MAC, MTU: r.MTU, Group: r.Group},
+		int(a.netns.Fd()))
+	if err != nil {
+		return existsAs(CodeBusy, fmt.Errorf("in netns %q: %w", a.plan.Netns, err))
+	}
+	a.undo.push("veth "+r.Host.Name, func() error { return a.host.DeleteLink(r.Host.Index) })
+	return a.pod.Configure(r.Pod.Index, rtnl.Settings{Name: r.Pod.Name, Alias: r.Alias(), NoIPv6Addr: !a.plan.Plain})
+}

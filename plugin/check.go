@@ -1,0 +1,217 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// check is the verb CHECK: every property that ADD was asked for is compared with the kernel, and all that differ are
+// named at once.
+func (p *plugin) check(args *skel.CmdArgs) error {
+	cfg, fs, err := parse(args.StdinData)
+	if err != nil {
+		return err
+	}
+	plan, err := newPlan(cfg, fs, args)
+	if err != nil {
+		return err
+	}
+	rec, findings, err := p.recorded(context.Background(), plan)
+	if err != nil {
+		return err
+	}
+	if rec.Netns != args.Netns && rec.Netns != "" {
+		findings = append(findings, fmt.Sprintf("netns: want %q, got CNI_NETNS %q", rec.Netns, args.Netns))
+	}
+	findings = append(findings, comparePlan(plan, rec)...)
+	findings = append(findings, comparePrevResult(cfg.PrevResult, rec)...)
+	rec.Netns = args.Netns
+	more, err := p.inspect(rec)
+	if err != nil {
+		return err
+	}
+	if findings = append(findings, more...); len(findings) > 0 {
+		return fmt.Errorf("check %s: %s", plan.Key, strings.Join(findings, "; "))
+	}
+	return nil
+}
+
+// recorded is the attachment's record; a lease that differs from it is a finding.
+func (p *plugin) recorded(ctx context.Context, plan *Plan) (rec state.Attachment, findings []string, err error) {
+	var ok bool
+	var lease state.Lease
+	err = state.New(state.Config{Dir: plan.StateDir}).View(ctx, func(tx *state.Tx) error {
+		var err, leaseErr error
+		rec, ok, err = tx.Attachment(plan.Key)
+		lease, _, leaseErr = tx.Lease(plan.Key)
+		return errors.Join(err, leaseErr)
+	})
+	if err != nil {
+		return rec, nil, err
+	}
+	if !ok || rec.Status != state.Ready {
+		return rec, nil, fmt.Errorf("check %s: there is no finished ADD of it in %q", plan.Key, plan.StateDir)
+	}
+	held := map[string]bool{}
+	for _, l := range lease.Addresses {
+		held[l.Prefix.Addr().String()] = true
+	}
+	for _, a := range rec.Addresses {
+		if ip := a.Prefix.Addr().String(); !held[ip] {
+			findings = append(findings, fmt.Sprintf("lease: %s is not leased", ip))
+		}
+	}
+	return rec, findings, nil
+}
+
+// comparePlan holds what the configuration asks for now against what ADD made. A record rebuilt from the kernel does
+// not know all of it.
+func comparePlan(plan *Plan, rec state.Attachment) []string {
+	var f findings
+	f.differ("guest MAC", plan.MAC.String(), rec.GuestMAC)
+	if plan.MTU != 0 {
+		f.differ("mtu", plan.MTU, rec.MTU)
+	}
+	if rec.Rebuilt || plan.Plain {
+		return f
+	}
+	f.differ("queues", plan.Queues, rec.Queues)
+	f.differ("tapName", plan.TapName, rec.TAP.Name)
+	f.differ("spoofCheck", plan.SpoofCheck, rec.SpoofCheck)
+	f.differ("owner", optional(plan.Owner), optional(rec.Owner))
+	f.differ("group", optional(plan.Group), optional(rec.GroupID))
+	return f
+}
+
+func optional(n *int) string {
+	if n == nil {
+		return "none"
+	}
+	return fmt.Sprint(*n)
+}
+
+// comparePrevResult holds the result that the runtime kept against the record.
+func comparePrevResult(raw json.RawMessage, rec state.Attachment) []string {
+	if !present(raw) {
+		return nil
+	}
+	var version struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(raw, &version); err != nil {
+		return []string{fmt.Sprintf("prevResult: %v", err)}
+	}
+	prev, err := types100(version.CNIVersion, raw)
+	if err != nil {
+		return []string{fmt.Sprintf("prevResult: %v", err)}
+	}
+	var f findings
+	want := map[string]bool{}
+	for _, a := range rec.Addresses {
+		want[a.Prefix.String()] = false
+	}
+	for _, ip := range prev.IPs {
+		if _, ok := want[ip.Address.String()]; !ok {
+			f = append(f, fmt.Sprintf("prevResult: %s is not this attachment's", &ip.Address))
+		}
+		want[ip.Address.String()] = true
+	}
+	for ip, seen := range want {
+		if !seen {
+			f = append(f, fmt.Sprintf("prevResult: %s is missing", ip))
+		}
+	}
+	for _, i := range prev.Interfaces {
+		if i.Name == rec.Pod.Name && i.Sandbox != "" {
+			f.differ("prevResult: MAC of "+i.Name, rec.Pod.MAC, i.Mac)
+		}
+	}
+	return f
+}
+
+// types100 reads a result of any version that tapir speaks.
+func types100(version string, raw []byte) (*current.Result, error) {
+	if version == "" {
+		version = current.ImplementedSpecVersion
+	}
+	r, err := create.Create(version, raw)
+	if err != nil {
+		return nil, err
+	}
+	return current.NewResultFromResult(r)
+}
+
+// findings are differences between what was asked for and what is.
+type findings []string
+
+// differ adds a finding where want and got are not the same.
+func (f *findings) differ(what string, want, got any) {
+	if want != got {
+		*f = append(*f, fmt.Sprintf("%s: want %v, got %v", what, want, got))
+	}
+}
+
+// inspect compares an attachment with the kernel and tells what differs. The error is for what could not be read.
+func (p *plugin) inspect(rec state.Attachment) (findings, error) {
+	netns, err := openSandbox(rec.Netns)
+	if err != nil {
+		return nil, err
+	}
+	defer netns.Close()
+	host, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	var progs *xdp.Programs
+	var f findings
+	if progs, err = xdp.OpenDigest(p.bpffs, rec.Programs); err != nil {
+		f = append(f, fmt.Sprintf("programs: %v", err))
+	} else {
+		defer progs.Close()
+		f = append(f, checkEntries(progs, rec)...)
+	}
+	k := &inspection{rec: rec, progs: progs}
+	k.hostSide(host)
+	err = netns.Do(func(ns.NetNS) error {
+		pod, err := rtnl.Open()
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		k.podSide(pod)
+		return nil
+	})
+	return append(f, k.findings...), err
+}
+
+// checkEntries compares the attachment's entries in the pinned map.
+func checkEntries(progs *xdp.Programs, rec state.Attachment) findings {
+	var f findings
+	want, err := endpoints(&rec)
+	if err != nil {
+		return findings{err.Error()}
+	}
+	for index, w := range want {
+		got, err := progs.Lookup(index)
+		if err != nil {
+			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: %v", index, err))
+			continue
+		}
+		if !w.Equal(got) {
+			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: want %+v, got %+v", index, w, got))
+		}
+	}
+	return f
+}

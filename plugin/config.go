@@ -1,0 +1,134 @@
+package plugin
+
+import (
+	"encoding/json"
+
+	"github.com/tapir-cni/tapir/ipam"
+)
+
+// Config is the network configuration of tapir, the object in the "plugins" list of a conflist. docs/config.md is
+// generated from it; the `default` tag is what an absent key means.
+type Config struct {
+	// Version of the CNI specification: 0.3.1, 0.4.0, 1.0.0 or 1.1.0.
+	CNIVersion string `json:"cniVersion"`
+	// Name of the network. Attachments, MACs and leases belong to it.
+	Name string `json:"name"`
+	// Always "tapir": the name of the binary.
+	Type string `json:"type"`
+
+	// Queue pairs of the TAP, 1 to 256. 1 makes a TAP without IFF_MULTI_QUEUE, more makes one with it; a VMM must open it the same way.
+	Queues int `json:"queues" default:"1"`
+	// The VMM that will open the TAP: generic, firecracker (queues 1 only), cloud-hypervisor or qemu. Sets limits and what guest-config prints.
+	VMM string `json:"vmm" default:"generic"`
+	// Whether the queues that tapir hands over or supervises run NAPI.
+	NAPI bool `json:"napi" default:"true"`
+	// Which pods get a TAP: always, or annotated (only those with the annotation tapir.dev/tap: "true" or CNI_ARGS TAP=1; others get an addressed veth).
+	When string `json:"when" default:"always"`
+	// Where the TAP stands: pod (in the sandbox's network namespace).
+	Placement string `json:"placement" default:"pod"`
+	// Name of the TAP, at most 15 bytes. Empty: "tap-" and CNI_IFNAME, hashed where that is longer than 15 bytes.
+	TapName string `json:"tapName" default:"\"\""`
+	// MTU of TAP and veth in bytes, 68 to 65521, with IPv6 at least 1280. 0: the MTU of the default route's device.
+	MTU int `json:"mtu" default:"0"`
+	// MAC of the guest, unicast. Empty: derived from network, container id and CNI_IFNAME.
+	MAC string `json:"mac" default:"\"\""`
+	// User id that may open the TAP. Where neither owner nor group is given the owner is 0.
+	Owner *int `json:"owner" default:"0"`
+	// Group id that may open the TAP. Where both are given the kernel wants both to match.
+	Group *int `json:"group" default:"none"`
+	// Length of the TAP's ring towards the guest, in frames, at least 1.
+	TxQueueLen int `json:"txQueueLen" default:"1000"`
+	// Whether frames that the guest sends from a MAC or address that is not its own are dropped.
+	SpoofCheck bool `json:"spoofCheck" default:"true"`
+	// Whether what the pod sends out of the node's pod ranges gets the node's address.
+	IPMasq bool `json:"ipMasq" default:"false"`
+	// Destinations that are reached without masquerade, beside the network's own ranges, link-local and multicast.
+	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs" default:"[]"`
+	// How frames get from the TAP to the veth and back: auto (tcx where the kernel has it), tcx or clsact.
+	Redirect string `json:"redirect" default:"auto"`
+	// The XDP fast path.
+	XDP XDPConfig `json:"xdp"`
+	// Layout of the result: cri, firecracker or plain.
+	Result string `json:"result" default:"cri"`
+	// Folder of attachments and leases; belongs on a tmpfs.
+	StateDir string `json:"stateDir" default:"/run/tapir"`
+	// Folder of Kata's directly attachable networks (vmm kata with placement host).
+	DANDir string `json:"danDir" default:"/run/kata-containers/dans"`
+	// Address management: tapir-ipam, in process.
+	IPAM *ipam.Config `json:"ipam"`
+
+	// DNS of the guest, as in the CNI result.
+	DNS DNSConfig `json:"dns"`
+	// Capabilities that the runtime may fill in runtimeConfig: mac, ips, ipRanges, dns, io.kubernetes.cri.pod-annotations.
+	Capabilities map[string]bool `json:"capabilities" default:"{}"`
+	// What the runtime filled in; written by the runtime, not by people.
+	RuntimeConfig RuntimeConfig `json:"runtimeConfig"`
+	// The result of the plugin before; written by the runtime.
+	PrevResult json.RawMessage `json:"prevResult" default:"none"`
+	// Arguments by the old "args" convention: cni.ips, cni.mac. Others are ignored.
+	Args json.RawMessage `json:"args" default:"none"`
+	// Attachments that GC keeps; written by the runtime.
+	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments" default:"none"`
+	// The older name of cni.dev/valid-attachments; written by the runtime.
+	Attachments json.RawMessage `json:"cni.dev/attachments" default:"none"`
+}
+
+// XDPConfig is the key "xdp".
+type XDPConfig struct {
+	// off. The fast path is not built yet; every other mode is refused.
+	Mode string `json:"mode" default:"off"`
+	// The node's NIC. Empty: none.
+	Uplink string `json:"uplink" default:"\"\""`
+}
+
+// DNSConfig is the key "dns" (CNI specification, section 1).
+type DNSConfig struct {
+	// Addresses of name servers, in the order they are asked.
+	Nameservers []string `json:"nameservers" default:"[]"`
+	// The local domain.
+	Domain string `json:"domain" default:"\"\""`
+	// Search domains.
+	Search []string `json:"search" default:"[]"`
+	// Resolver options.
+	Options []string `json:"options" default:"[]"`
+}
+
+// RuntimeConfig is the key "runtimeConfig": what the runtime fills in for the capabilities of the configuration.
+type RuntimeConfig struct {
+	// Guest MAC (capability mac).
+	MAC string `json:"mac" default:"\"\""`
+	// Requested addresses, each with or without a prefix length (capability ips).
+	IPs []string `json:"ips" default:"[]"`
+	// Range sets used before the configuration's own (capability ipRanges).
+	IPRanges [][]ipam.Range `json:"ipRanges" default:"[]"`
+	// Name servers of the pod (capability dns).
+	DNS RuntimeDNS `json:"dns"`
+	// Annotations of the pod (capability io.kubernetes.cri.pod-annotations).
+	PodAnnotations map[string]string `json:"io.kubernetes.cri.pod-annotations" default:"{}"`
+	// Refused: put the bandwidth plugin after tapir in the list.
+	Bandwidth json.RawMessage `json:"bandwidth" default:"none"`
+	// Refused: put the portmap plugin after tapir in the list.
+	PortMappings json.RawMessage `json:"portMappings" default:"none"`
+}
+
+// RuntimeDNS is what the runtime fills in for the capability dns.
+type RuntimeDNS struct {
+	// Addresses of name servers.
+	Servers []string `json:"servers" default:"[]"`
+	// Search domains.
+	Searches []string `json:"searches" default:"[]"`
+	// Resolver options.
+	Options []string `json:"options" default:"[]"`
+}
+
+// DefaultStateDir is where attachments and leases are kept.
+const DefaultStateDir = "/run/tapir"
+
+// defaults is the configuration of an object without keys.
+func defaults() Config {
+	return Config{
+		Queues: 1, VMM: VMMGeneric, NAPI: true, When: whenAlways, Placement: PlacementPod, TxQueueLen: 1000, SpoofCheck: true,
+		Redirect: redirectAuto, XDP: XDPConfig{Mode: "off"}, Result: LayoutCRI, StateDir: DefaultStateDir,
+		DANDir: "/run/kata-containers/dans",
+	}
+}

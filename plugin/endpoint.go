@@ -1,0 +1,76 @@
+package plugin
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// endpoints are the attachment's entries in the pinned map, by ifindex.
+func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
+	mac, err := net.ParseMAC(rec.GuestMAC)
+	if err != nil {
+		return nil, fmt.Errorf("guest MAC: %w", err)
+	}
+	guest := xdp.Endpoint{SpoofCheck: rec.SpoofCheck, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC, Gateways: gateways(rec.Addresses)}
+	for _, a := range rec.Addresses {
+		guest.Addresses = append(guest.Addresses, a.Prefix)
+	}
+	tapIndex, podIndex, hostIndex := uint32(rec.TAP.Index), uint32(rec.Pod.Index), uint32(rec.Host.Index)
+	if rec.TAP.Name == "" {
+		guest.Role, guest.Counters = xdp.RoleHost, hostIndex
+		return map[uint32]xdp.Endpoint{hostIndex: guest}, nil
+	}
+	guest.Role, guest.Counters, guest.Peer, guest.Redirect = xdp.RoleGuest, tapIndex, podIndex, xdp.RedirectPeer
+	pod := xdp.Endpoint{Role: xdp.RolePod, Counters: tapIndex, Peer: tapIndex, Redirect: xdp.RedirectEgress, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC}
+	return map[uint32]xdp.Endpoint{tapIndex: guest, podIndex: pod}, nil
+}
+
+// routesFor are the routes of the families that the guest has an address of, each with a gateway where there is one.
+func routesFor(routes []state.Route, addrs []state.Address) []state.Route {
+	var out []state.Route
+	for _, r := range routes {
+		for _, a := range addrs {
+			if a.Prefix.Addr().Is4() != r.Dst.Addr().Is4() {
+				continue
+			}
+			if !r.GW.IsValid() {
+				r.GW = a.Gateway
+			}
+			out = append(out, r)
+			break
+		}
+	}
+	return out
+}
+
+func hasIPv6(prefixes []netip.Prefix) bool {
+	for _, p := range prefixes {
+		if p.Addr().Is6() {
+			return true
+		}
+	}
+	return false
+}
+
+// openSandbox opens CNI_NETNS and refuses the netns of the plugin itself, before anything is made there.
+func openSandbox(path string) (ns.NetNS, error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		return nil, withCode(types.ErrInvalidNetNS, fmt.Errorf("open CNI_NETNS %q: %w", path, err))
+	}
+	own, err := isOwnNetns(netns)
+	if err == nil && own {
+		err = withCode(types.ErrInvalidNetNS, fmt.Errorf("CNI_NETNS %q is the host's own network namespace; want that of a sandbox", path))
+	}
+	if err != nil {
+		netns.Close()
+		return nil, err
+	}
+	return netns, nil
+}

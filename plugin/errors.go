@@ -1,0 +1,87 @@
+package plugin
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/tapir-cni/tapir/internal/jsonkeys"
+	"github.com/tapir-cni/tapir/ipam"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// CNI error codes beside those of the specification (github.com/containernetworking/cni/pkg/types has 1 to 11, 50, 51 and
+// 999), and ipam has 100. docs/operations.md says of each what to do.
+const (
+	CodeUnsupported uint = 101 // the kernel lacks a feature
+	CodeBusy        uint = 102 // the device is there already, or somebody has it open
+	CodeCorrupt     uint = 103 // the state is damaged and cannot be rebuilt
+	codeUnavailable uint = 50  // STATUS: this node can serve no ADD
+)
+
+// coded is an error that carries its CNI code; the deepest one in a chain decides.
+type coded struct {
+	code uint
+	err  error
+}
+
+func (c *coded) Error() string { return c.err.Error() }
+func (c *coded) Unwrap() error { return c.err }
+
+// withCode gives err a CNI code; nil stays nil.
+func withCode(code uint, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &coded{code, err}
+}
+
+// cniError turns err into what the runtime reads on stdout.
+func cniError(err error) error {
+	if err == nil {
+		return nil
+	}
+	var already *types.Error
+	if errors.As(err, &already) {
+		return already
+	}
+	return types.NewError(codeOf(err), err.Error(), "")
+}
+
+func codeOf(err error) uint {
+	var c *coded
+	var mac *state.MACInUseError
+	if errors.As(err, &c) {
+		return c.code
+	}
+	if code, ok := ipam.ErrorCode(err); ok {
+		return code
+	}
+	switch {
+	case errors.As(err, &mac), errors.Is(err, tap.ErrExists):
+		return CodeBusy
+	case errors.Is(err, xdp.ErrUnsupported), errors.Is(err, tap.ErrUnsupported):
+		return CodeUnsupported
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist):
+		return types.ErrIOFailure
+	}
+	return types.ErrInternal
+}
+
+// faults are everything that is wrong with a request, each with the place of its cause.
+type faults = jsonkeys.Faults
+
+// refuse is nil where there is no fault, else one error with the code that names all of them.
+func refuse(code uint, fs faults) error {
+	if len(fs) == 0 {
+		return nil
+	}
+	lines := make([]string, len(fs))
+	for i, f := range fs {
+		lines[i] = f.String()
+	}
+	return types.NewError(code, strings.Join(lines, "; "), "")
+}

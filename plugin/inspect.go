@@ -1,0 +1,198 @@
+package plugin
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
+	"github.com/tapir-cni/tapir/xdp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// inspection compares the two sides of an attachment with the kernel.
+type inspection struct {
+	findings
+	rec   state.Attachment
+	progs *xdp.Programs // nil where the pins are gone, which is a finding already
+}
+
+func (k *inspection) add(format string, args ...any) {
+	k.findings = append(k.findings, fmt.Sprintf(format, args...))
+}
+
+// link looks a device up and compares what all devices have; nil where it is not there.
+func (k *inspection) link(conn *rtnl.Conn, dev state.Device) netlink.Link {
+	link, err := conn.LinkByName(dev.Name)
+	if err != nil {
+		k.add("%s: %v", dev.Name, err)
+		return nil
+	}
+	a := link.Attrs()
+	k.differ(dev.Name+": ifindex", dev.Index, a.Index)
+	k.differ(dev.Name+": MAC", dev.MAC, a.HardwareAddr.String())
+	k.differ(dev.Name+": mtu", k.rec.MTU, a.MTU)
+	k.differ(dev.Name+": alias", k.rec.Alias(), a.Alias)
+	if a.RawFlags&unix.IFF_UP == 0 {
+		k.add("%s: is down", dev.Name)
+	}
+	return link
+}
+
+func (k *inspection) attached(dev state.Device, role xdp.Role) {
+	if k.progs == nil || k.rec.Redirect == "" {
+		return
+	}
+	ok, err := k.progs.Attached(dev.Index, role, xdp.Method(k.rec.Redirect))
+	if err != nil {
+		k.add("%s: %v", dev.Name, err)
+	} else if !ok {
+		k.add("%s: its %s program is not attached", dev.Name, k.rec.Redirect)
+	}
+}
+
+// hostSide compares the host end, its addresses, the neighbour entries and the routes.
+func (k *inspection) hostSide(host *rtnl.Conn) {
+	link := k.link(host, k.rec.Host)
+	if link == nil {
+		return
+	}
+	if k.plain() {
+		k.attached(k.rec.Host, xdp.RoleHost)
+	}
+	var want []netip.Prefix
+	for _, gw := range gateways(k.rec.Addresses) {
+		want = append(want, single(gw))
+	}
+	k.addresses(host, link, want)
+	for _, a := range k.rec.Addresses {
+		k.neighbour(host, k.rec.Host, a.Prefix.Addr(), k.rec.GuestMAC)
+		k.hostRoute(host, a.Prefix.Addr())
+	}
+}
+
+func (k *inspection) plain() bool { return k.rec.TAP.Name == "" }
+
+// addresses wants each of want on the link; what a pod has beside is its own affair.
+func (k *inspection) addresses(conn *rtnl.Conn, link netlink.Link, want []netip.Prefix) {
+	got, err := conn.Addresses(link, unix.AF_UNSPEC)
+	if err != nil {
+		k.add("%s: list addresses: %v", link.Attrs().Name, err)
+		return
+	}
+	have := map[string]bool{}
+	for _, a := range got {
+		have[a.IPNet.String()] = true
+	}
+	for _, w := range want {
+		if !have[w.String()] {
+			k.add("%s: address %s is missing", link.Attrs().Name, w)
+		}
+	}
+}
+
+func (k *inspection) neighbour(conn *rtnl.Conn, dev state.Device, ip netip.Addr, mac string) {
+	entries, err := conn.Neighbours(dev.Index, family(ip))
+	if err != nil {
+		k.add("%s: list neighbours: %v", dev.Name, err)
+		return
+	}
+	for _, n := range entries {
+		if n.IP.String() != ip.String() {
+			continue
+		}
+		k.differ(fmt.Sprintf("%s: neighbour %s", dev.Name, ip), mac, n.HardwareAddr.String())
+		if n.State&unix.NUD_PERMANENT == 0 {
+			k.add("%s: neighbour %s is not permanent", dev.Name, ip)
+		}
+		return
+	}
+	k.add("%s: neighbour %s is missing", dev.Name, ip)
+}
+
+func (k *inspection) hostRoute(host *rtnl.Conn, guest netip.Addr) {
+	routes, err := host.RouteGetWithOptions(guest.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil {
+		k.add("route to %s: %v", guest, err)
+		return
+	}
+	for _, r := range routes {
+		if r.LinkIndex == k.rec.Host.Index {
+			return
+		}
+	}
+	k.add("route to %s: does not lead to %s", guest, k.rec.Host.Name)
+}
+
+// podSide compares what is in the sandbox. It runs on a thread in that netns.
+func (k *inspection) podSide(pod *rtnl.Conn) {
+	link := k.link(pod, k.rec.Pod)
+	if k.plain() {
+		if link != nil {
+			var want []netip.Prefix
+			for _, a := range k.rec.Addresses {
+				want = append(want, a.Prefix)
+				if a.Gateway.IsValid() {
+					k.neighbour(pod, k.rec.Pod, a.Gateway, xdp.GatewayMAC.String())
+				}
+			}
+			k.addresses(pod, link, want)
+			k.podRoutes(pod)
+		}
+		return
+	}
+	if link != nil {
+		k.attached(k.rec.Pod, xdp.RolePod)
+	}
+	if k.link(pod, k.rec.TAP) == nil {
+		return
+	}
+	k.attached(k.rec.TAP, xdp.RoleGuest)
+	k.tap(pod)
+}
+
+func (k *inspection) podRoutes(pod *rtnl.Conn) {
+	for _, want := range k.rec.Routes {
+		got, err := pod.Routes(family(want.Dst.Addr()), &netlink.Route{LinkIndex: k.rec.Pod.Index}, netlink.RT_FILTER_OIF)
+		if err != nil {
+			k.add("list routes: %v", err)
+			return
+		}
+		found := false
+		for _, r := range got {
+			same := r.Dst != nil && r.Dst.String() == want.Dst.String() || isDefault(r) && want.Dst.Bits() == 0
+			found = found || same && (!want.GW.IsValid() || r.Gw.String() == want.GW.String())
+		}
+		if !found {
+			k.add("%s: route %s is missing", k.rec.Pod.Name, want.Dst)
+		}
+	}
+}
+
+// tap compares what the driver says of the TAP.
+func (k *inspection) tap(pod *rtnl.Conn) {
+	dev := k.rec.TAP
+	if link, err := pod.LinkByName(dev.Name); err == nil && k.rec.TxQueue != 0 {
+		k.differ(dev.Name+": txQueueLen", k.rec.TxQueue, link.Attrs().TxQLen)
+	}
+	got, err := tap.Read(pod, dev.Index)
+	if err != nil {
+		k.add("%s: %v", dev.Name, err)
+		return
+	}
+	k.differ(dev.Name+": flags", tap.FlagNames(tap.Flags(k.rec.Queues)), tap.FlagNames(got.Flags))
+	if !got.Persistent {
+		k.add("%s: is not persistent", dev.Name)
+	}
+	if !k.rec.Rebuilt {
+		k.differ(dev.Name+": owner", optional(k.rec.Owner), optional(got.Owner))
+		k.differ(dev.Name+": group", optional(k.rec.GroupID), optional(got.Group))
+	}
+	if kind, err := pod.RootQdisc(dev.Index); err != nil {
+		k.add("%s: %v", dev.Name, err)
+	} else {
+		k.differ(dev.Name+": qdisc", "noqueue", kind)
+	}
+}

@@ -1,0 +1,243 @@
+package plugin
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/tapir-cni/tapir/ipam"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// ipamType is the IPAM plugin that runs in process.
+const ipamType = "tapir-ipam"
+
+// tapAnnotation opts a pod in where "when" is "annotated".
+const tapAnnotation = "tapir.dev/tap"
+
+// Plan is what an ADD will do, decided from the configuration and the CNI arguments alone. Addresses, ifindexes, the
+// MTU of the default route and the redirect method are filled in when the plan is carried out.
+type Plan struct {
+	Key      state.Key
+	Netns    string // CNI_NETNS
+	StateDir string
+
+	// Plain is a pod without a TAP: the veth's pod end carries the addresses.
+	Plain    bool
+	TapName  string
+	HostName string // of the veth's end in the host netns
+	Queues   int
+	Owner    *int
+	Group    *int
+	TxQueue  int
+	VMM      string
+	MAC      net.HardwareAddr
+	MTU      int // 0: the default route's device
+	DNS      state.DNS
+	Layout   string
+	Redirect string
+
+	SpoofCheck bool
+	Masquerade bool
+	NoMasq     []netip.Prefix // destinations that are not masqueraded
+
+	IPAM ipam.Request
+}
+
+// newPlan turns a configuration and the CNI arguments into a plan, or returns every fault of both at once.
+func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs) (*Plan, error) {
+	a, argFaults := parseArgs(args.Args)
+	conv, convFaults := parseConventions(cfg.Args)
+	fs := slices.Concat(cfgFaults, cfg.validate(), convFaults)
+
+	p := &Plan{
+		Key:      state.Key{Network: cfg.Name, ContainerID: args.ContainerID, IfName: args.IfName},
+		Netns:    args.Netns,
+		StateDir: cfg.StateDir,
+		Plain:    cfg.When == whenAnnotated && !cfg.optedIn(a),
+		Queues:   cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, VMM: cfg.VMM,
+		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
+		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq,
+	}
+	checkAlias(&fs, p.Key)
+	checkDeviceName(&argFaults, "CNI_IFNAME", args.IfName)
+	p.HostName = hostName(p.Key)
+	p.planTap(cfg, a, &fs, &argFaults)
+	p.planMAC(cfg, a, conv, &fs, &argFaults)
+	p.planIPAM(cfg, a, conv, &fs)
+	if len(fs) > 0 {
+		return nil, refuse(types.ErrInvalidNetworkConfig, append(fs, argFaults...))
+	}
+	return p, refuse(types.ErrInvalidEnvironmentVariables, argFaults)
+}
+
+// optedIn reports whether the pod asked for a TAP.
+func (c *Config) optedIn(a Args) bool {
+	if a.TAP != nil {
+		return *a.TAP
+	}
+	return c.RuntimeConfig.PodAnnotations[tapAnnotation] == "true"
+}
+
+func (p *Plan) planTap(cfg *Config, a Args, fs, argFaults *faults) {
+	if a.Queues != nil {
+		p.Queues = *a.Queues
+		checkQueues(argFaults, argPath("TAP_QUEUES"), p.Queues)
+		if cfg.VMM == VMMFirecracker && p.Queues > 1 {
+			argFaults.Add(argPath("TAP_QUEUES"), fmt.Sprintf("want 1 with \"vmm\": %q, got %d", cfg.VMM, p.Queues))
+		}
+	}
+	if a.Owner != nil || a.Group != nil {
+		p.Owner, p.Group = a.Owner, a.Group
+		checkID(argFaults, argPath("TAP_OWNER"), a.Owner)
+		checkID(argFaults, argPath("TAP_GROUP"), a.Group)
+	}
+	if p.Owner == nil && p.Group == nil {
+		// Without either, any uid that can open the device node could attach to the TAP.
+		p.Owner = new(int)
+	}
+	p.TapName = cmp.Or(a.TapName, cfg.TapName, derivedTapName(p.Key.IfName))
+	if a.TapName != "" {
+		checkDeviceName(argFaults, argPath("TAP_NAME"), a.TapName)
+	}
+	if p.TapName == p.Key.IfName {
+		fs.Add("tapName", fmt.Sprintf("want a name that is not CNI_IFNAME, which the veth has, got %q", p.TapName))
+	}
+}
+
+func (p *Plan) planMAC(cfg *Config, a Args, conv conventions, fs, argFaults *faults) {
+	checkMAC(argFaults, argPath("MAC"), a.MAC)
+	checkMAC(fs, "args.cni.mac", conv.MAC)
+	given := cmp.Or(cfg.RuntimeConfig.MAC, conv.MAC, a.MAC, cfg.MAC)
+	if given == "" {
+		p.MAC = derivedMAC(p.Key)
+		return
+	}
+	mac, err := parseMAC(given)
+	if err != nil {
+		return // reported where it was given
+	}
+	if bytes.Equal(mac, xdp.GatewayMAC) {
+		fs.Add("mac", fmt.Sprintf("want a MAC that is not the gateway's, got %q", given))
+	}
+	p.MAC = mac
+}
+
+func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
+	if cfg.IPAM == nil {
+		fs.Add("ipam", `is missing; want {"type": "tapir-ipam", "ranges": [[{"subnet": "10.9.0.0/24"}]]}`)
+		return
+	}
+	if cfg.IPAM.Type != ipamType {
+		fs.Add("ipam.type", fmt.Sprintf("want %q, got %q; other IPAM plugins are not built yet", ipamType, cfg.IPAM.Type))
+		return
+	}
+	if dir := cfg.IPAM.StateDir; dir != "" && dir != cfg.StateDir {
+		fs.Add("ipam.stateDir", fmt.Sprintf("want the same as stateDir, %q, got %q", cfg.StateDir, dir))
+	}
+	more, problems := ipam.ParseRanges(cfg.RuntimeConfig.IPRanges, "runtimeConfig.ipRanges")
+	*fs = append(*fs, problems...)
+	set, problems := cfg.IPAM.Validate(more...)
+	*fs = append(*fs, problems.Under("ipam")...)
+	p.IPAM = ipam.Request{Key: p.Key, Sets: set.Sets, ReuseDelay: set.ReuseDelay}
+	p.Routes = set.Routes
+	if a.IP != "" {
+		p.IPAM.Addresses = strings.Split(a.IP, ",")
+	}
+	p.IPAM.Addresses = slices.Concat(p.IPAM.Addresses, conv.IPs, cfg.RuntimeConfig.IPs)
+	for _, s := range set.Sets {
+		p.Subnets = append(p.Subnets, s.Subnets()...)
+	}
+	p.NoMasq = noMasq(cfg, p.Subnets)
+	if p.MTU != 0 && p.MTU < minIPv6MTU && hasIPv6(p.Subnets) {
+		fs.Add("mtu", fmt.Sprintf("want at least %d with IPv6 ranges, got %d", minIPv6MTU, p.MTU))
+	}
+}
+
+// noMasq are the destinations that keep the pod's own address: the network's ranges, what the configuration names,
+// link-local and multicast.
+func noMasq(cfg *Config, subnets []netip.Prefix) []netip.Prefix {
+	out := []netip.Prefix{
+		netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"),
+		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	}
+	out = append(out, subnets...)
+	for _, s := range cfg.NonMasqueradeCIDRs {
+		if prefix, err := netip.ParsePrefix(s); err == nil { // a bad one is reported by validate
+			out = append(out, prefix.Masked())
+		}
+	}
+	return out
+}
+
+// dns is what the guest resolves names by: the runtime's word goes before the configuration's.
+func (c *Config) dns() state.DNS {
+	d := state.DNS{Nameservers: c.DNS.Nameservers, Domain: c.DNS.Domain, Search: c.DNS.Search, Options: c.DNS.Options}
+	r := c.RuntimeConfig.DNS
+	if len(r.Servers)+len(r.Searches)+len(r.Options) > 0 {
+		d = state.DNS{Nameservers: r.Servers, Search: r.Searches, Options: r.Options}
+	}
+	return d
+}
+
+// conventions is the "args" key's part for CNI (CNI conventions, "args"): {"cni": {"ips": […], "mac": "…"}}.
+type conventions struct {
+	IPs []string `json:"ips"`
+	MAC string   `json:"mac"`
+}
+
+func parseConventions(raw json.RawMessage) (conventions, faults) {
+	var a struct {
+		CNI conventions `json:"cni"`
+	}
+	if !present(raw) {
+		return a.CNI, nil
+	}
+	var fs faults
+	if err := json.Unmarshal(raw, &a); err != nil {
+		fs.Add("args.cni", err.Error())
+	}
+	return a.CNI, fs
+}
+
+// digest is a hash of the key that is the same on every node and in every version.
+func digest(purpose string, key state.Key) [sha256.Size]byte {
+	return sha256.Sum256([]byte(purpose + "\x00" + key.Network + "\x00" + key.ContainerID + "\x00" + key.IfName))
+}
+
+// derivedMAC is the guest's MAC where none is given: the same for the same key, unicast, locally administered.
+func derivedMAC(key state.Key) net.HardwareAddr {
+	sum := digest("guest mac", key)
+	mac := net.HardwareAddr(sum[:6])
+	mac[0] = mac[0]&^1 | 2
+	if bytes.Equal(mac, xdp.GatewayMAC) {
+		mac[5] ^= 1
+	}
+	return mac
+}
+
+// hostName is the name of the veth's host end, unique on the node.
+func hostName(key state.Key) string {
+	sum := digest("host end", key)
+	return "tpr" + hex.EncodeToString(sum[:6])
+}
+
+// derivedTapName is "tap-" and the interface's name, hashed where that is too long: a name is never cut.
+func derivedTapName(ifName string) string {
+	const prefix = "tap-"
+	if len(prefix)+len(ifName) <= maxNameLen {
+		return prefix + ifName
+	}
+	sum := sha256.Sum256([]byte(ifName))
+	return prefix + hex.EncodeToString(sum[:])[:maxNameLen-len(prefix)]
+}

@@ -1,0 +1,155 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/ipam"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/xdp"
+)
+
+// remove takes an attachment away: by its record where there is one, by the tags of its devices where not. netnsPath may be
+// empty or gone. What is not there is success; after an error the rest is still done.
+//
+// The caller keeps the attachment's hold.
+func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, netnsPath string) error {
+	rec := state.Attachment{Key: key}
+	err := store.View(ctx, func(tx *state.Tx) error {
+		found, ok, err := tx.Attachment(key)
+		if ok {
+			rec = found
+		}
+		return err
+	})
+	if err != nil {
+		return err // without the state nobody could tell later what is left
+	}
+	p.trace.Mark("state")
+
+	indexes, err := removeDevices(rec, netnsPath)
+	errs := []error{err}
+	p.trace.Mark("devices")
+	errs = append(errs, p.removeEntries(rec.Programs, indexes))
+	if rec.Masquerade != "" {
+		errs = append(errs, removeMasquerade(rec.Masquerade, rec.Addresses))
+	}
+	p.trace.Mark("BPF and masquerade")
+	if err := errors.Join(errs...); err != nil {
+		// The record stays, so that the next DEL, GC or the agent finds what is left.
+		return err
+	}
+	err = store.UpdateExisting(ctx, func(tx *state.Tx) error {
+		return errors.Join(ipam.Release(tx, key), tx.Delete(key))
+	})
+	p.trace.Mark("IPAM and state")
+	return err
+}
+
+// removeDevices deletes the devices of the attachment in both netns and returns the ifindexes they had.
+func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
+	indexes := recordedIndexes(rec)
+	var errs []error
+	if netnsPath != "" {
+		found, err := removeInPod(rec, netnsPath)
+		indexes = append(indexes, found...)
+		errs = append(errs, err)
+	}
+	// The host end went with its peer, unless that netns is out of reach or the pod end was never made.
+	host, err := rtnl.Open()
+	if err != nil {
+		return indexes, errors.Join(append(errs, err)...)
+	}
+	defer host.Close()
+	name := rec.Host.Name
+	if name == "" {
+		name = hostName(rec.Key)
+	}
+	link, err := host.LinkByName(name)
+	switch {
+	case rtnl.Gone(err):
+	case err != nil:
+		errs = append(errs, fmt.Errorf("look up %q: %w", name, err))
+	case link.Attrs().Alias == rec.Alias() || link.Attrs().Alias == "" && link.Attrs().Index == rec.Host.Index:
+		indexes = append(indexes, uint32(link.Attrs().Index))
+		errs = append(errs, host.DeleteLink(link.Attrs().Index))
+	}
+	return indexes, errors.Join(errs...)
+}
+
+// removeInPod deletes what the attachment has in the sandbox. A sandbox that is gone took it along.
+func removeInPod(rec state.Attachment, path string) ([]uint32, error) {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		var gone ns.NSPathNotExistErr
+		var notNS ns.NSPathNotNSErr
+		if errors.As(err, &gone) || errors.As(err, &notNS) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("open netns %q: %w", path, err)
+	}
+	defer netns.Close()
+	if own, err := isOwnNetns(netns); err != nil || own {
+		return nil, err
+	}
+	var conn *rtnl.Conn
+	if err := netns.Do(func(ns.NetNS) (err error) { conn, err = rtnl.Open(); return err }); err != nil {
+		return nil, fmt.Errorf("enter netns %q: %w", path, err)
+	}
+	defer conn.Close()
+	return removeTagged(conn, rec)
+}
+
+// removeTagged deletes the devices of a netns that carry the attachment's tag, or its ifindexes where a killed ADD did
+// not come to the tag. Those of one group go in one request.
+func removeTagged(conn *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
+	links, err := conn.Links()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var indexes []uint32
+	var single []int
+	group := false
+	for _, l := range links {
+		a := l.Attrs()
+		untagged := a.Alias == "" && a.Index != 0 && (a.Index == rec.TAP.Index || a.Index == rec.Pod.Index)
+		if a.Alias != rec.Alias() && !untagged {
+			continue
+		}
+		indexes = append(indexes, uint32(a.Index))
+		if a.Group != 0 && a.Group == rec.Group {
+			group = true
+		} else {
+			single = append(single, a.Index)
+		}
+	}
+	var errs []error
+	if group {
+		errs = append(errs, conn.DeleteGroup(rec.Group))
+	}
+	for _, index := range single {
+		errs = append(errs, conn.DeleteLink(index))
+	}
+	return indexes, errors.Join(errs...)
+}
+
+func recordedIndexes(rec state.Attachment) []uint32 {
+	var out []uint32
+	for _, d := range []state.Device{rec.TAP, rec.Pod, rec.Host} {
+		if d.Index != 0 {
+			out = append(out, uint32(d.Index))
+		}
+	}
+	return out
+}
+
+// removeEntries deletes the entries of the pinned maps that the attachment's programs read. No pins is success.
+func (p *plugin) removeEntries(digest string, indexes []uint32) error {
+	if len(indexes) == 0 {
+		return nil
+	}
+	return xdp.DeleteEndpoints(p.bpffs, digest, indexes...)
+}

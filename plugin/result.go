@@ -1,0 +1,65 @@
+package plugin
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/tapir-cni/tapir/state"
+)
+
+// buildResult is what ADD prints, in one of the layouts of docs/config.md. IPv4 stands first; MACs and MTU are the kernel's.
+func buildResult(rec *state.Attachment, layout, version string) (types.Result, error) {
+	r := &current.Result{
+		CNIVersion: current.ImplementedSpecVersion,
+		Interfaces: []*current.Interface{
+			{Name: rec.Host.Name, Mac: rec.Host.MAC, Mtu: rec.MTU},
+			{Name: rec.Pod.Name, Mac: rec.Pod.MAC, Mtu: rec.MTU, Sandbox: rec.Netns},
+		},
+		DNS: types.DNS(rec.DNS),
+	}
+	const podEnd = 1
+	for _, a := range rec.Addresses {
+		r.IPs = append(r.IPs, ipConfig(a, podEnd))
+	}
+	for _, route := range rec.Routes {
+		r.Routes = append(r.Routes, &types.Route{Dst: *ipNet(route.Dst), GW: ipOrNil(route.GW)})
+	}
+	if rec.TAP.Name != "" && layout != LayoutPlain {
+		r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.TAP.MAC, Mtu: rec.MTU, Sandbox: rec.Netns})
+	}
+	if rec.TAP.Name != "" && layout == LayoutFirecracker {
+		addPseudo(r, rec)
+	}
+	out, err := r.GetAsVersion(version)
+	if err != nil {
+		return nil, fmt.Errorf("convert the result to version %q: %w", version, err)
+	}
+	return out, nil
+}
+
+// addPseudo adds the entry by which the Firecracker SDK finds the guest: the TAP's name with the container id for a
+// sandbox, and on it one IPv4 address with a gateway (vmconf.StaticNetworkConfFrom).
+func addPseudo(r *current.Result, rec *state.Attachment) {
+	pseudo := len(r.Interfaces)
+	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.GuestMAC, Mtu: rec.MTU, Sandbox: rec.ContainerID})
+	for _, a := range rec.Addresses {
+		if a.Prefix.Addr().Is4() && a.Gateway.IsValid() {
+			r.IPs = append(r.IPs, ipConfig(a, pseudo))
+			return
+		}
+	}
+}
+
+func ipConfig(a state.Address, index int) *current.IPConfig {
+	return &current.IPConfig{Interface: current.Int(index), Address: *ipNet(a.Prefix), Gateway: ipOrNil(a.Gateway)}
+}
+
+func ipOrNil(a netip.Addr) net.IP {
+	if !a.IsValid() {
+		return nil
+	}
+	return a.AsSlice()
+}

@@ -1,0 +1,191 @@
+package plugin
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
+)
+
+// Values of the enumerated keys.
+const (
+	VMMGeneric         = "generic"
+	VMMFirecracker     = "firecracker"
+	VMMCloudHypervisor = "cloud-hypervisor"
+	VMMQEMU            = "qemu"
+	VMMKata            = "kata"
+
+	PlacementPod  = "pod"
+	PlacementHost = "host"
+
+	LayoutCRI         = "cri"
+	LayoutFirecracker = "firecracker"
+	LayoutPlain       = "plain"
+
+	whenAlways    = "always"
+	whenAnnotated = "annotated"
+
+	redirectAuto   = "auto"
+	redirectTCX    = "tcx"
+	redirectClsact = "clsact"
+)
+
+// maxNameLen is the longest name of a network device in bytes (IFNAMSIZ less the terminating NUL).
+const maxNameLen = 15
+
+// minIPv6MTU is the smallest MTU that IPv6 runs on, in bytes (RFC 8200, section 5).
+const minIPv6MTU = 1280
+
+// validate checks what the configuration says by itself, each fault with its JSON path.
+func (c *Config) validate() faults {
+	var fs faults
+	c.validateTap(&fs)
+	c.validateEnums(&fs)
+	c.validateNotBuilt(&fs)
+	for i, s := range c.NonMasqueradeCIDRs {
+		if _, err := netip.ParsePrefix(s); err != nil {
+			fs.Add(fmt.Sprintf("nonMasqueradeCIDRs[%d]", i), fmt.Sprintf("want a prefix such as 10.0.0.0/8, got %q", s))
+		}
+	}
+	if !strings.HasPrefix(c.StateDir, "/") {
+		fs.Add("stateDir", fmt.Sprintf("want an absolute path, got %q", c.StateDir))
+	}
+	if !strings.HasPrefix(c.DANDir, "/") {
+		fs.Add("danDir", fmt.Sprintf("want an absolute path, got %q", c.DANDir))
+	}
+	for i, s := range c.DNS.Nameservers {
+		checkAddr(&fs, fmt.Sprintf("dns.nameservers[%d]", i), s)
+	}
+	for i, s := range c.RuntimeConfig.DNS.Servers {
+		checkAddr(&fs, fmt.Sprintf("runtimeConfig.dns.servers[%d]", i), s)
+	}
+	checkMAC(&fs, "mac", c.MAC)
+	checkMAC(&fs, "runtimeConfig.mac", c.RuntimeConfig.MAC)
+	return fs
+}
+
+func (c *Config) validateTap(fs *faults) {
+	checkQueues(fs, "queues", c.Queues)
+	if c.VMM == VMMFirecracker && c.Queues > 1 {
+		fs.Add("queues", fmt.Sprintf("want 1 with \"vmm\": %q, which opens one queue and never a multi-queue TAP, got %d", c.VMM, c.Queues))
+	}
+	if c.TapName != "" {
+		checkDeviceName(fs, "tapName", c.TapName)
+	}
+	if c.MTU != 0 && (c.MTU < tap.MinMTU || c.MTU > tap.MaxMTU) {
+		fs.Add("mtu", fmt.Sprintf("want 0 or %d to %d, got %d", tap.MinMTU, tap.MaxMTU, c.MTU))
+	}
+	if c.TxQueueLen < 1 {
+		fs.Add("txQueueLen", fmt.Sprintf("want at least 1 (a ring of 0 drops every frame), got %d", c.TxQueueLen))
+	}
+	checkID(fs, "owner", c.Owner)
+	checkID(fs, "group", c.Group)
+}
+
+func (c *Config) validateEnums(fs *faults) {
+	for _, e := range []struct {
+		path, got string
+		want      []string
+	}{
+		{"vmm", c.VMM, []string{VMMGeneric, VMMFirecracker, VMMCloudHypervisor, VMMQEMU, VMMKata}},
+		{"when", c.When, []string{whenAlways, whenAnnotated}},
+		{"placement", c.Placement, []string{PlacementPod, PlacementHost}},
+		{"redirect", c.Redirect, []string{redirectAuto, redirectTCX, redirectClsact}},
+		{"xdp.mode", c.XDP.Mode, []string{"off", "auto", "native", "generic"}},
+		{"result", c.Result, []string{LayoutCRI, LayoutFirecracker, LayoutPlain}},
+	} {
+		if !slices.Contains(e.want, e.got) {
+			fs.Add(e.path, fmt.Sprintf("want one of %s, got %q", strings.Join(e.want, ", "), e.got))
+		}
+	}
+}
+
+// validateNotBuilt refuses what the contract names and this version cannot do yet: a key is never ignored.
+func (c *Config) validateNotBuilt(fs *faults) {
+	if c.Placement == PlacementHost {
+		fs.Add("placement", `"host" is not built yet; use "pod"`)
+	}
+	if c.VMM == VMMKata {
+		fs.Add("vmm", `"kata" is not built yet; use "generic"`)
+	}
+	if c.XDP.Mode != "off" && slices.Contains([]string{"auto", "native", "generic"}, c.XDP.Mode) {
+		fs.Add("xdp.mode", fmt.Sprintf("%q is not built yet; use \"off\"", c.XDP.Mode))
+	}
+	if c.XDP.Uplink != "" {
+		fs.Add("xdp.uplink", "is not built yet; leave it out")
+	}
+	if present(c.RuntimeConfig.Bandwidth) {
+		fs.Add("runtimeConfig.bandwidth", `is not built yet; take "bandwidth" out of tapir's capabilities`)
+	}
+	if present(c.RuntimeConfig.PortMappings) {
+		fs.Add("runtimeConfig.portMappings", `is not tapir's; put the portmap plugin after tapir and give it the capability`)
+	}
+}
+
+// present tells a JSON value that was given from one that was not, or was null.
+func present(raw []byte) bool { return len(raw) > 0 && string(raw) != "null" }
+
+func checkQueues(fs *faults, path string, n int) {
+	if n < 1 || n > tap.MaxQueues {
+		fs.Add(path, fmt.Sprintf("want 1 to %d, got %d", tap.MaxQueues, n))
+	}
+}
+
+func checkID(fs *faults, path string, id *int) {
+	if id != nil && (*id < 0 || *id > 1<<32-2) {
+		fs.Add(path, fmt.Sprintf("want 0 to %d, got %d", 1<<32-2, *id))
+	}
+}
+
+func checkAddr(fs *faults, path, s string) {
+	if _, err := netip.ParseAddr(s); err != nil {
+		fs.Add(path, fmt.Sprintf("want an IP address, got %q", s))
+	}
+}
+
+// checkDeviceName holds a name against what the kernel takes (net/core/dev.c, dev_valid_name) and against '%', which
+// the kernel would take for a pattern.
+func checkDeviceName(fs *faults, path, name string) {
+	switch {
+	case len(name) > maxNameLen:
+		fs.Add(path, fmt.Sprintf("want at most %d bytes, got %q (%d)", maxNameLen, name, len(name)))
+	case name == "", name == ".", name == "..", name == "lo", name == "all", name == "default":
+		fs.Add(path, fmt.Sprintf("want the name of a network device, got %q", name))
+	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '/' || r == ':' || r == '%' }):
+		fs.Add(path, fmt.Sprintf("want a name without spaces, '/', ':' and '%%', got %q", name))
+	}
+}
+
+func checkMAC(fs *faults, path, s string) {
+	if s == "" {
+		return
+	}
+	if _, err := parseMAC(s); err != nil {
+		fs.Add(path, err.Error())
+	}
+}
+
+// checkAlias refuses an attachment whose names do not fit in an ifalias, by which its devices are found again.
+func checkAlias(fs *faults, key state.Key) {
+	if n := len(key.Alias()); n > state.MaxAliasLen {
+		fs.Add("name", fmt.Sprintf("want at most %d bytes for name, CNI_CONTAINERID and CNI_IFNAME together, got %d", state.MaxAliasLen-len("tapir://"), n-len("tapir://")))
+	}
+}
+
+// parseMAC reads a unicast Ethernet address that is not all zeroes.
+func parseMAC(s string) (net.HardwareAddr, error) {
+	mac, err := net.ParseMAC(s)
+	switch {
+	case err != nil || len(mac) != 6:
+		return nil, fmt.Errorf("want a MAC of six octets, got %q", s)
+	case mac[0]&1 != 0:
+		return nil, fmt.Errorf("want a unicast MAC, got %q (the lowest bit of the first octet is set)", s)
+	case [6]byte(mac) == [6]byte{}:
+		return nil, fmt.Errorf("want a MAC that is not all zeroes, got %q", s)
+	}
+	return mac, nil
+}
