@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"time"
+)
+
+// traceLine is one phase on tapir's standard error under TAPIR_TRACE; see package internal/trace.
+var traceLine = regexp.MustCompile(`(?m)^tapir trace: (.+) (\d+)us$`)
+
+// measureTrace runs ADD and DEL of tapir with the trace on, apart from the timed rounds.
+func measureTrace(n *node, o options, report *Report) error {
+	v, _ := allVariants(o).find("tapir")
+	v.config["name"] = "bench-trace"
+	var add, del phases
+	for round := range warmUp + o.traced {
+		netns, err := n.newNetns()
+		if err != nil {
+			return err
+		}
+		c := call{variant: v, command: "ADD", id: fmt.Sprintf("trace-%d", round), netns: netns, trace: true}
+		added, err := c.do()
+		if err != nil {
+			return err
+		}
+		time.Sleep(pause)
+		c.command, c.prev = "DEL", added.stdout
+		deleted, err := c.do()
+		if err != nil {
+			return err
+		}
+		time.Sleep(pause)
+		if round < warmUp {
+			continue
+		}
+		if err := add.read(added); err != nil {
+			return fmt.Errorf("ADD: %w", err)
+		}
+		if err := del.read(deleted); err != nil {
+			return fmt.Errorf("DEL: %w", err)
+		}
+	}
+	report.Trace = &Trace{Add: add.list, Del: del.list}
+	return nil
+}
+
+// phases collects the samples of each phase, in the order in which the plugin printed them first.
+type phases struct {
+	list []*Phase
+}
+
+func (p *phases) add(name string, d time.Duration) {
+	for _, phase := range p.list {
+		if phase.Name == name {
+			phase.Samples = append(phase.Samples, d)
+			return
+		}
+	}
+	p.list = append(p.list, &Phase{Name: name, Series: Series{Samples: []time.Duration{d}}})
+}
+
+// totalPhase is the plugin's own name for the sum of its phases.
+const totalPhase = "total"
+
+// afterPhase is what the plugin cannot see: from its last line to the end of its process, as the caller waits for it.
+const afterPhase = "process end"
+
+// read takes one call's trace.
+func (p *phases) read(o outcome) error {
+	lines := traceLine.FindAllStringSubmatch(o.stderr, -1)
+	if len(lines) == 0 {
+		return fmt.Errorf("want lines \"tapir trace: PHASE NUMBERus\" on stderr, got %q", o.stderr)
+	}
+	seen := make(map[string]time.Duration) // a phase that comes several times in a call is added up
+	var order []string
+	for _, line := range lines {
+		us, err := strconv.ParseInt(line[2], 10, 64)
+		if err != nil {
+			return fmt.Errorf("trace line %q: %w", line[0], err)
+		}
+		if _, again := seen[line[1]]; !again {
+			order = append(order, line[1])
+		}
+		seen[line[1]] += time.Duration(us) * time.Microsecond
+	}
+	for _, name := range order {
+		p.add(name, seen[name])
+	}
+	if total, ok := seen[totalPhase]; ok {
+		p.add(afterPhase, o.took-total)
+	}
+	return nil
+}
