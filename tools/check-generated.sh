@@ -2,22 +2,21 @@
 # Runs every generator and fails where a committed file changes. The new files are left in place to be committed.
 set -euo pipefail
 
+readonly header='^// Code generated .* DO NOT EDIT\.$'
+
 # Generated Go says so in its first lines; the BPF objects stand beside it.
-generated() {
+committed() {
 	{
-		git grep -lE '^// Code generated .* DO NOT EDIT\.$' -- '*.go' || true
-		git ls-files '*_bpfel.o' '*_bpfeb.o' '*_bpf.o'
+		git grep -lE "$header" -- '*.go' || true
+		git ls-files '*_bpfel.o' '*_bpfeb.o'
 	} | sort -u
 }
 
-files=$(generated)
-if [ -z "$files" ]; then
-	echo "check-generated: the repository holds no generated file"
-	exit 0
-fi
-before=$(sha256sum $files)
+sums() { committed | xargs -r sha256sum; }
+
+before=$(sums)
 go generate ./...
-after=$(sha256sum $files)
+after=$(sums)
 
 if [ "$before" != "$after" ]; then
 	echo "check-generated: these files are not what their sources give; commit the new ones:" >&2
@@ -25,10 +24,15 @@ if [ "$before" != "$after" ]; then
 	clang --version | head -1 >&2
 	exit 1
 fi
-new=$(git ls-files --others --exclude-standard | xargs -r grep -lsE '^// Code generated .* DO NOT EDIT\.$' || true)
+new=$(git ls-files --others --exclude-standard '*.go' '*_bpfel.o' '*_bpfeb.o' | while read -r file; do
+	case $file in
+	*.o) echo "$file" ;;
+	*) grep -lE "$header" "$file" || true ;;
+	esac
+done)
 if [ -n "$new" ]; then
 	echo "check-generated: these generated files are not committed:" >&2
-	echo "$new" | sed 's/^/  /' >&2
+	sed 's/^/  /' <<<"$new" >&2
 	exit 1
 fi
-echo "check-generated: $(echo "$files" | wc -l) files are fresh"
+echo "check-generated: $(committed | wc -l) files are fresh"
