@@ -1,0 +1,132 @@
+package xdp
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The filter's place in the ingress chain is tapir's own, so that no other software's "replace" or "delete by priority"
+// hits it: a priority holds filters of one kind and protocol.
+const (
+	filterPriority = 84 // 'T'
+	filterHandle   = 1
+
+	// The filter's name, as `tc filter show` prints it. It also remembers whose the clsact qdisc is, since nothing else
+	// in the kernel does.
+	filterName         = "tapir"
+	filterNameOwnQdisc = "tapir:clsact"
+)
+
+func clsact(ifindex int) netlink.Qdisc {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}}
+}
+
+func attachClsact(prog *ebpf.Program, ifindex int) error {
+	name := filterNameOwnQdisc
+	if err := netlink.QdiscAdd(clsact(ifindex)); errors.Is(err, unix.EEXIST) {
+		name = filterName
+	} else if errors.Is(err, unix.ENOENT) {
+		return &UnsupportedError{Feature: "clsact", Needs: "CONFIG_NET_SCH_INGRESS", Err: err}
+	} else if err != nil {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	err := netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex,
+			Parent:    netlink.HANDLE_MIN_INGRESS,
+			Handle:    filterHandle,
+			Protocol:  unix.ETH_P_ALL,
+			Priority:  filterPriority,
+		},
+		Fd:           prog.FD(),
+		Name:         name,
+		DirectAction: true,
+	})
+	if errors.Is(err, unix.EEXIST) {
+		if attached, err := attachedClsact(prog, ifindex); attached || err != nil {
+			return err
+		}
+		return fmt.Errorf("priority %d is taken: %w; detach it first", filterPriority, err)
+	}
+	if err != nil {
+		if name == filterNameOwnQdisc {
+			err = errors.Join(err, netlink.QdiscDel(clsact(ifindex)))
+		}
+		if errors.Is(err, unix.ENOENT) {
+			return &UnsupportedError{Feature: "BPF filters", Needs: "CONFIG_NET_CLS_BPF", Err: err}
+		}
+		return fmt.Errorf("add filter: %w", err)
+	}
+	return nil
+}
+
+// ownFilter finds tapir's filter of any version on a device's ingress; nil where there is none, or no device.
+func ownFilter(ifindex int) (*netlink.BpfFilter, error) {
+	filters, err := ingressFilters(ifindex, netlink.HANDLE_MIN_INGRESS)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range filters {
+		b, ok := f.(*netlink.BpfFilter)
+		if ok && b.Priority == filterPriority && b.Handle == filterHandle && strings.HasPrefix(b.Name, filterName) {
+			return b, nil
+		}
+	}
+	return nil, nil
+}
+
+func ingressFilters(ifindex int, parent uint32) ([]netlink.Filter, error) {
+	dev := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	filters, err := netlink.FilterList(dev, parent)
+	if err != nil {
+		return nil, fmt.Errorf("list filters: %w", err)
+	}
+	return filters, nil
+}
+
+func attachedClsact(prog *ebpf.Program, ifindex int) (bool, error) {
+	id, err := programID(prog)
+	if err != nil {
+		return false, err
+	}
+	f, err := ownFilter(ifindex)
+	return f != nil && f.Id == int(id), err
+}
+
+func detachClsact(prog *ebpf.Program, ifindex int) error {
+	id, err := programID(prog)
+	if err != nil {
+		return err
+	}
+	f, err := ownFilter(ifindex)
+	if f == nil || err != nil || f.Id != int(id) {
+		return err
+	}
+	f.LinkIndex = ifindex
+	if err := netlink.FilterDel(f); err != nil && !gone(err) {
+		return fmt.Errorf("delete filter: %w", err)
+	}
+	if f.Name != filterNameOwnQdisc {
+		return nil
+	}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		if filters, err := ingressFilters(ifindex, parent); err != nil || len(filters) > 0 {
+			return err
+		}
+	}
+	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !gone(err) {
+		return fmt.Errorf("delete clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }

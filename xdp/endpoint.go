@@ -1,0 +1,236 @@
+package xdp
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+// MaxAddresses and MaxGateways bound what an [Endpoint] holds in each address family.
+const (
+	MaxAddresses = len(redirectEndpoint{}.Ipv4)
+	MaxGateways  = len(redirectEndpoint{}.Ipv4Gateways)
+)
+
+// flagSpoofCheck is ENDPOINT_SPOOF_CHECK of bpf/tapir.h.
+const flagSpoofCheck = 1 << 0
+
+// GatewayMAC is the link-layer address of every guest's gateway, on every node: "tapir" behind a locally administered
+// first byte. A guest restored from a snapshot finds it where it was.
+var GatewayMAC = net.HardwareAddr{0x02, 0x74, 0x61, 0x70, 0x69, 0x72}
+
+// Role is the place of a device in its attachment, and so the program that runs on its ingress.
+type Role uint8
+
+// The roles of enum role in bpf/tapir.h.
+const (
+	RoleUnknown = Role(redirectRoleROLE_UNKNOWN)
+	RoleGuest   = Role(redirectRoleROLE_GUEST) // the TAP
+	RolePod     = Role(redirectRoleROLE_POD)   // the veth's end in the pod's netns, beside a TAP
+	RoleHost    = Role(redirectRoleROLE_HOST)  // the veth's end in the host's netns, of a pod without a TAP
+)
+
+func (r Role) String() string {
+	switch r {
+	case RoleGuest:
+		return "guest"
+	case RolePod:
+		return "pod"
+	case RoleHost:
+		return "host"
+	}
+	return "unknown"
+}
+
+// Redirect is how a legal frame leaves.
+type Redirect uint8
+
+// The ways of enum redirect in bpf/tapir.h.
+const (
+	RedirectNone   = Redirect(redirectRedirectREDIRECT_NONE)   // on to the stack: RoleHost
+	RedirectEgress = Redirect(redirectRedirectREDIRECT_EGRESS) // out of the peer device
+	RedirectPeer   = Redirect(redirectRedirectREDIRECT_PEER)   // into the receive path of the peer device's own peer, a veth's
+)
+
+func (r Redirect) String() string {
+	switch r {
+	case RedirectEgress:
+		return "egress"
+	case RedirectPeer:
+		return "peer"
+	}
+	return "none"
+}
+
+// Endpoint is what the programs know of one device.
+type Endpoint struct {
+	Role       Role
+	SpoofCheck bool
+	Peer       uint32 // ifindex that legal frames go to, in the device's netns; 0 with RedirectNone
+	Redirect   Redirect
+	Counters   uint32 // the ifindex under which frames are counted: the TAP's, or the host end's of a plain pod
+
+	// The guest's MAC, and the one that it is answered with. A RolePod endpoint needs neither.
+	GuestMAC, GatewayMAC net.HardwareAddr
+
+	// The guest's addresses, each with its on-link prefix length: at most MaxAddresses in each family. ARP and ND for
+	// what else is on-link, and for the gateways (at most MaxGateways in each family), is answered with GatewayMAC.
+	Addresses []netip.Prefix
+	Gateways  []netip.Addr
+}
+
+// encode gives the map value. Its errors name the field, not the device.
+func (e Endpoint) encode() (redirectEndpoint, error) {
+	v := redirectEndpoint{
+		Role:     redirectRole(e.Role),
+		Redirect: redirectRedirect(e.Redirect),
+		Peer:     e.Peer,
+		Counters: e.Counters,
+	}
+	if e.SpoofCheck {
+		v.Flags |= flagSpoofCheck
+	}
+	if e.Role == RoleUnknown || e.Role > RoleHost {
+		return v, fmt.Errorf("role: want guest, pod or host, got %d", e.Role)
+	}
+	if (e.Redirect == RedirectNone) != (e.Peer == 0) {
+		return v, fmt.Errorf("redirect %s with peer ifindex %d: one needs the other", e.Redirect, e.Peer)
+	}
+	if (e.Redirect == RedirectNone) != (e.Role == RoleHost) {
+		return v, fmt.Errorf("redirect %s of a %s endpoint: only a host endpoint passes frames to the stack", e.Redirect, e.Role)
+	}
+	if err := encodeMAC(&v.GuestMac, e.GuestMAC, e.Role); err != nil {
+		return v, fmt.Errorf("guest MAC: %w", err)
+	}
+	if err := encodeMAC(&v.GatewayMac, e.GatewayMAC, e.Role); err != nil {
+		return v, fmt.Errorf("gateway MAC: %w", err)
+	}
+	for _, a := range e.Addresses {
+		if err := v.addAddress(a); err != nil {
+			return v, err
+		}
+	}
+	for _, g := range e.Gateways {
+		if err := v.addGateway(g); err != nil {
+			return v, err
+		}
+	}
+	return v, nil
+}
+
+func encodeMAC(to *[6]uint8, mac net.HardwareAddr, role Role) error {
+	if len(mac) == 0 && role == RolePod {
+		return nil
+	}
+	if len(mac) != len(to) {
+		return fmt.Errorf("want %d bytes, got %d", len(to), len(mac))
+	}
+	if mac[0]&1 != 0 {
+		return fmt.Errorf("want a unicast address, got %s", mac)
+	}
+	copy(to[:], mac)
+	return nil
+}
+
+func (v *redirectEndpoint) addAddress(p netip.Prefix) error {
+	if !p.IsValid() || p.Addr().IsUnspecified() || p.Addr().Is4In6() || p.Addr().Zone() != "" {
+		return fmt.Errorf("address %q: want a host address with its prefix length", p)
+	}
+	list, count := "IPv4", &v.NrIpv4
+	if p.Addr().Is6() {
+		list, count = "IPv6", &v.NrIpv6
+	}
+	n := int(*count)
+	if n == MaxAddresses {
+		return fmt.Errorf("address %s: want at most %d %s addresses", p, MaxAddresses, list)
+	}
+	*count++
+	if p.Addr().Is4() {
+		v.Ipv4[n].Addr = word4(p.Addr())
+		v.Ipv4[n].Mask = binary.NativeEndian.Uint32(net.CIDRMask(p.Bits(), 32))
+		return nil
+	}
+	v.Ipv6[n].Addr.Word = words16(p.Addr().As16())
+	v.Ipv6[n].Mask.Word = words16([16]byte(net.CIDRMask(p.Bits(), 128)))
+	return nil
+}
+
+func (v *redirectEndpoint) addGateway(a netip.Addr) error {
+	if !a.IsValid() || a.IsUnspecified() || a.Is4In6() || a.Zone() != "" {
+		return fmt.Errorf("gateway %q: want a host address", a)
+	}
+	list, count := "IPv4", &v.NrIpv4Gateways
+	if a.Is6() {
+		list, count = "IPv6", &v.NrIpv6Gateways
+	}
+	n := int(*count)
+	if n == MaxGateways {
+		return fmt.Errorf("gateway %s: want at most %d %s gateways", a, MaxGateways, list)
+	}
+	*count++
+	if a.Is4() {
+		v.Ipv4Gateways[n] = word4(a)
+		return nil
+	}
+	v.Ipv6Gateways[n].Word = words16(a.As16())
+	return nil
+}
+
+// decode is the inverse of encode, IPv4 first.
+func (v redirectEndpoint) decode() Endpoint {
+	e := Endpoint{
+		Role:       Role(v.Role),
+		SpoofCheck: v.Flags&flagSpoofCheck != 0,
+		Peer:       v.Peer,
+		Redirect:   Redirect(v.Redirect),
+		Counters:   v.Counters,
+	}
+	if v.GuestMac != [6]uint8{} {
+		e.GuestMAC = v.GuestMac[:]
+	}
+	if v.GatewayMac != [6]uint8{} {
+		e.GatewayMAC = v.GatewayMac[:]
+	}
+	for _, p := range v.Ipv4[:min(int(v.NrIpv4), MaxAddresses)] {
+		bits, _ := net.IPMask(bytes4(p.Mask)).Size()
+		e.Addresses = append(e.Addresses, netip.PrefixFrom(addr4(p.Addr), bits))
+	}
+	for _, p := range v.Ipv6[:min(int(v.NrIpv6), MaxAddresses)] {
+		mask := bytes16(p.Mask.Word)
+		bits, _ := net.IPMask(mask[:]).Size()
+		e.Addresses = append(e.Addresses, netip.PrefixFrom(netip.AddrFrom16(bytes16(p.Addr.Word)), bits))
+	}
+	for _, g := range v.Ipv4Gateways[:min(int(v.NrIpv4Gateways), MaxGateways)] {
+		e.Gateways = append(e.Gateways, addr4(g))
+	}
+	for _, g := range v.Ipv6Gateways[:min(int(v.NrIpv6Gateways), MaxGateways)] {
+		e.Gateways = append(e.Gateways, netip.AddrFrom16(bytes16(g.Word)))
+	}
+	return e
+}
+
+// The maps hold addresses in wire order: a word has the address's bytes in memory order.
+
+func word4(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func bytes4(w uint32) []byte { return binary.NativeEndian.AppendUint32(nil, w) }
+
+func addr4(w uint32) netip.Addr { return netip.AddrFrom4([4]byte(bytes4(w))) }
+
+func words16(b [16]byte) (w [4]uint32) {
+	for i := range w {
+		w[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return w
+}
+
+func bytes16(w [4]uint32) (b [16]byte) {
+	for i := range w {
+		binary.NativeEndian.PutUint32(b[4*i:], w[i])
+	}
+	return b
+}
