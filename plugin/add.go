@@ -147,14 +147,15 @@ func newRecord(plan *Plan, host *rtnl.Conn, progs *xdp.Programs) (*state.Attachm
 // redirectMethod is the hook that "redirect" leads to on this kernel.
 func redirectMethod(want string) (xdp.Method, error) {
 	if want == redirectClsact {
-		return xdp.Clsact, nil
+		return xdp.MethodClsact, nil
 	}
 	err := xdp.HaveTCX()
+	var unsupported *xdp.UnsupportedError
 	switch {
 	case err == nil:
-		return xdp.TCX, nil
-	case want == redirectAuto && errors.Is(err, xdp.ErrUnsupported):
-		return xdp.Clsact, nil
+		return xdp.MethodTCX, nil
+	case want == redirectAuto && errors.As(err, &unsupported):
+		return xdp.MethodClsact, nil
 	}
 	return "", fmt.Errorf("redirect %q: %w; set \"redirect\" to \"auto\" or \"clsact\"", want, err)
 }

@@ -23,8 +23,11 @@ func (a *apply) hostSide() error {
 			return err
 		}
 	}
-	if err := a.host.Configure(dev.Index, rtnl.Settings{Name: dev.Name, Alias: a.rec.Alias(), NoIPv6Addr: true, Up: true}); err != nil {
-		return err
+	// Two requests: in one, the kernel brings the link up before it hears that IPv6 is to make no address.
+	for _, s := range []rtnl.Settings{{Name: dev.Name, Alias: a.rec.Alias(), NoIPv6Addr: true}, {Name: dev.Name, Up: true}} {
+		if err := a.host.Configure(dev.Index, s); err != nil {
+			return err
+		}
 	}
 	for _, gw := range gateways(a.rec.Addresses) {
 		if err := addGateway(a.host, dev, gw, unix.RT_SCOPE_HOST); err != nil {
@@ -32,15 +35,19 @@ func (a *apply) hostSide() error {
 		}
 	}
 	for _, addr := range a.rec.Addresses {
-		guest := addr.Prefix.Addr()
-		if err := setNeighbour(a.host, dev, guest, a.plan.MAC); err != nil {
-			return err
-		}
-		if err := addHostRoute(a.host, dev, guest); err != nil {
+		if err := a.leadToGuest(addr.Prefix.Addr()); err != nil {
 			return err
 		}
 	}
 	return a.ensureSource()
+}
+
+// leadToGuest makes the host end the way to one of the guest's addresses.
+func (a *apply) leadToGuest(guest netip.Addr) error {
+	if err := setNeighbour(a.host, a.rec.Host, guest, a.plan.MAC); err != nil {
+		return err
+	}
+	return addHostRoute(a.host, a.rec.Host, guest)
 }
 
 // gateways are the distinct gateways of the addresses, in order.
@@ -76,20 +83,34 @@ func addGateway(host *rtnl.Conn, dev state.Device, gw netip.Addr, scope4 int) er
 // ensureSource gives the node a source address towards the guest where it has no IPv4 address of its own: then the
 // gateway's.
 func (a *apply) ensureSource() error {
+	var mine []state.Address
 	for _, addr := range a.rec.Addresses {
-		gw := addr.Gateway
-		if !addr.Prefix.Addr().Is4() || !gw.IsValid() {
-			continue
+		if addr.Prefix.Addr().Is4() {
+			mine = append(mine, addr)
 		}
-		ok, err := hasSource(a.host, addr.Prefix.Addr())
-		if err != nil || ok {
-			return err
-		}
-		old := &netlink.Addr{IPNet: ipNet(single(gw))}
-		if err := a.host.AddrDel(linkRef(a.rec.Host), old); err != nil {
+	}
+	if len(mine) == 0 {
+		return nil
+	}
+	ok, err := hasSource(a.host, mine[0].Prefix.Addr())
+	if err != nil || ok {
+		return err
+	}
+	// A scope cannot be changed, and with its last address a link loses its IPv4 routes and neighbours.
+	for _, gw := range gateways(mine) {
+		if err := a.host.AddrDel(linkRef(a.rec.Host), &netlink.Addr{IPNet: ipNet(single(gw))}); err != nil {
 			return fmt.Errorf("make %s the source towards the guest: %w", gw, err)
 		}
-		return addGateway(a.host, a.rec.Host, gw, unix.RT_SCOPE_LINK)
+	}
+	for _, gw := range gateways(mine) {
+		if err := addGateway(a.host, a.rec.Host, gw, unix.RT_SCOPE_LINK); err != nil {
+			return err
+		}
+	}
+	for _, addr := range mine {
+		if err := a.leadToGuest(addr.Prefix.Addr()); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -42,7 +43,7 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 		return err
 	}
 	if findings = append(findings, more...); len(findings) > 0 {
-		return fmt.Errorf("check %s: %s", plan.Key, strings.Join(findings, "; "))
+		return withCode(CodeDiffers, fmt.Errorf("check %s: %s", plan.Key, strings.Join(findings, "; ")))
 	}
 	return nil
 }
@@ -61,7 +62,7 @@ func (p *plugin) recorded(ctx context.Context, plan *Plan) (rec state.Attachment
 		return rec, nil, err
 	}
 	if !ok || rec.Status != state.Ready {
-		return rec, nil, fmt.Errorf("check %s: there is no finished ADD of it in %q", plan.Key, plan.StateDir)
+		return rec, nil, withCode(CodeDiffers, fmt.Errorf("check %s: there is no finished ADD of it in %q", plan.Key, plan.StateDir))
 	}
 	held := map[string]bool{}
 	for _, l := range lease.Addresses {
@@ -176,7 +177,7 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 	defer host.Close()
 	var progs *xdp.Programs
 	var f findings
-	if progs, err = xdp.OpenDigest(p.bpffs, rec.Programs); err != nil {
+	if progs, err = xdp.OpenVersion(p.bpffs, rec.Programs); err != nil {
 		f = append(f, fmt.Sprintf("programs: %v", err))
 	} else {
 		defer progs.Close()
@@ -209,7 +210,7 @@ func checkEntries(progs *xdp.Programs, rec state.Attachment) findings {
 			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: %v", index, err))
 			continue
 		}
-		if !w.Equal(got) {
+		if !reflect.DeepEqual(w, got) {
 			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: want %+v, got %+v", index, w, got))
 		}
 	}

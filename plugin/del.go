@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -34,19 +36,26 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	}
 	p.trace.Mark("config")
 	key := state.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
-	return p.removeHeld(context.Background(), conf.StateDir, key, args.Netns)
+	return p.removeHeld(context.Background(), conf.StateDir, key, args.Netns, nil)
 }
 
-// removeHeld removes an attachment under its hold, after an ADD of it that still runs.
-func (p *plugin) removeHeld(ctx context.Context, dir string, key state.Key, netns string) (err error) {
+// removeHeld removes an attachment under its hold, after an ADD of it that still runs. Where meant is given it is asked,
+// under the hold, whether the attachment is still the one that was meant.
+func (p *plugin) removeHeld(ctx context.Context, dir string, key state.Key, netns string, meant func(state.Attachment, bool) bool) (err error) {
 	store := state.New(state.Config{Dir: dir})
+	if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
+		// Nothing can be in the making: ADD makes the folder first. And a DEL must not make it.
+		return p.remove(ctx, store, key, netns, meant)
+	}
 	hold, err := state.AcquireHold(ctx, dir, key, holdWait)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, hold.Release()) }()
-	if err := p.remove(ctx, store, key, netns); err != nil {
-		return fmt.Errorf("delete %s: %w", key, err)
-	}
-	return nil
+	return p.remove(ctx, store, key, netns, meant)
+}
+
+// sameAs is for removers that decided by an earlier look: an attachment that was added anew since then stays.
+func sameAs(old state.Attachment) func(state.Attachment, bool) bool {
+	return func(now state.Attachment, ok bool) bool { return ok && now.Created.Equal(old.Created) }
 }

@@ -19,6 +19,7 @@ const (
 	CodeUnsupported uint = 101 // the kernel lacks a feature
 	CodeBusy        uint = 102 // the device is there already, or somebody has it open
 	CodeCorrupt     uint = 103 // the state is damaged and cannot be rebuilt
+	CodeDiffers     uint = 104 // CHECK: the kernel has not what ADD made
 	codeUnavailable uint = 50  // STATUS: this node can serve no ADD
 )
 
@@ -54,6 +55,7 @@ func cniError(err error) error {
 func codeOf(err error) uint {
 	var c *coded
 	var mac *state.MACInUseError
+	var unsupported *xdp.UnsupportedError
 	if errors.As(err, &c) {
 		return c.code
 	}
@@ -61,9 +63,11 @@ func codeOf(err error) uint {
 		return code
 	}
 	switch {
+	case errors.Is(err, xdp.ErrLocked):
+		return types.ErrTryAgainLater
 	case errors.As(err, &mac), errors.Is(err, tap.ErrExists):
 		return CodeBusy
-	case errors.Is(err, xdp.ErrUnsupported), errors.Is(err, tap.ErrUnsupported):
+	case errors.As(err, &unsupported), errors.Is(err, tap.ErrUnsupported):
 		return CodeUnsupported
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist):
 		return types.ErrIOFailure

@@ -37,7 +37,7 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 	})
 	errs := []error{err}
 	for _, a := range dead {
-		errs = append(errs, p.removeHeld(ctx, conf.StateDir, a.Key, a.Netns))
+		errs = append(errs, p.removeHeld(ctx, conf.StateDir, a.Key, a.Netns, sameAs(a)))
 	}
 	return errors.Join(errs...)
 }

@@ -51,7 +51,9 @@ type Plan struct {
 	Masquerade bool
 	NoMasq     []netip.Prefix // destinations that are not masqueraded
 
-	IPAM ipam.Request
+	IPAM    ipam.Request
+	Routes  []state.Route  // of the guest
+	Subnets []netip.Prefix // of all ranges
 }
 
 // newPlan turns a configuration and the CNI arguments into a plan, or returns every fault of both at once.

@@ -1,9 +1,12 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
@@ -16,17 +19,21 @@ import (
 // empty or gone. What is not there is success; after an error the rest is still done.
 //
 // The caller keeps the attachment's hold.
-func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, netnsPath string) error {
+func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, netnsPath string, meant func(state.Attachment, bool) bool) error {
 	rec := state.Attachment{Key: key}
-	err := store.View(ctx, func(tx *state.Tx) error {
-		found, ok, err := tx.Attachment(key)
-		if ok {
+	var ok bool
+	err := store.View(ctx, func(tx *state.Tx) (err error) {
+		var found state.Attachment
+		if found, ok, err = tx.Attachment(key); ok {
 			rec = found
 		}
 		return err
 	})
 	if err != nil {
-		return err // without the state nobody could tell later what is left
+		return fmt.Errorf("delete %s: %w", key, err) // without the state nobody could tell later what is left
+	}
+	if meant != nil && !meant(rec, ok) {
+		return nil
 	}
 	p.trace.Mark("state")
 
@@ -40,21 +47,28 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 	p.trace.Mark("BPF and masquerade")
 	if err := errors.Join(errs...); err != nil {
 		// The record stays, so that the next DEL, GC or the agent finds what is left.
-		return err
+		return fmt.Errorf("delete %s: %w", key, err)
 	}
 	err = store.UpdateExisting(ctx, func(tx *state.Tx) error {
 		return errors.Join(ipam.Release(tx, key), tx.Delete(key))
 	})
 	p.trace.Mark("IPAM and state")
-	return err
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", key, err)
+	}
+	return nil
 }
 
 // removeDevices deletes the devices of the attachment in both netns and returns the ifindexes they had.
 func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
 	indexes := recordedIndexes(rec)
 	var errs []error
-	if netnsPath != "" {
-		found, err := removeInPod(rec, netnsPath)
+	// The tags tell whose a device is, so that a path that another sandbox has now does no harm.
+	for _, path := range slices.Compact([]string{rec.Netns, netnsPath}) {
+		if path == "" {
+			continue
+		}
+		found, err := removeInPod(rec, path)
 		indexes = append(indexes, found...)
 		errs = append(errs, err)
 	}
@@ -151,5 +165,12 @@ func (p *plugin) removeEntries(digest string, indexes []uint32) error {
 	if len(indexes) == 0 {
 		return nil
 	}
-	return xdp.DeleteEndpoints(p.bpffs, digest, indexes...)
+	progs, err := xdp.OpenVersion(p.bpffs, cmp.Or(digest, xdp.Digest()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(progs.Delete(indexes...), progs.Close())
 }

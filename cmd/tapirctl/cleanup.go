@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/tapir-cni/tapir/plugin"
+)
+
+func newCleanup(o *options) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove what dead attachments left, and all of tapir where none is alive",
+		Long: `Remove attachments whose sandbox is gone or whose ADD did not finish. Where no attachment is left, also remove the
+nftables table, the pinned programs and the state, and put back every sysctl that tapir changed.
+
+Without --yes nothing is done: the command prints what it would do.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := plugin.Cleaner{StateDirs: o.stateDirs, BPFFS: o.bpffs, DryRun: !yes}
+			report, err := c.Run(cmd.Context())
+			if o.output == "json" {
+				if printErr := printJSON(cmd.OutOrStdout(), report); printErr != nil {
+					return printErr
+				}
+				return err
+			}
+			if printErr := printReport(cmd, report); printErr != nil {
+				return printErr
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	return cmd
+}
+
+func printReport(cmd *cobra.Command, r plugin.Report) error {
+	out := cmd.OutOrStdout()
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	verb := "removed"
+	if r.DryRun {
+		verb = "would remove"
+	}
+	for _, l := range r.Removed {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", verb, l.Kind, l.Name, l.Why)
+	}
+	for _, l := range r.Kept {
+		fmt.Fprintf(w, "kept\t%s\t%s\t%s\n", l.Kind, l.Name, l.Why)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	switch {
+	case len(r.Removed) == 0 && len(r.Kept) == 0:
+		fmt.Fprintln(out, "nothing to clean up")
+	case r.DryRun && len(r.Removed) > 0:
+		fmt.Fprintln(out, `nothing was done; "tapirctl cleanup --yes" does it`)
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/tapir-cni/tapir/internal/guestconfig"
+)
+
+// forms are what guest-config can print, in the order of the whole.
+var forms = []string{"all", "qemu", "qemu-microvm", "firecracker", "cloud-hypervisor", "ip", "network-config"}
+
+func newGuestConfig(o *options) *cobra.Command {
+	var form string
+	var opts guestconfig.AllOptions
+	cmd := &cobra.Command{
+		Use:   "guest-config CONTAINER-ID[/IFNAME]",
+		Short: "Print what a VMM and its guest must be told to use an attachment",
+		Long: `Print, for one attachment, QEMU arguments, Firecracker JSON and boot argument, Cloud Hypervisor arguments, a kernel
+ip= line and a cloud-init network-config (version 2). What a VMM cannot do is said with the reason.`,
+		Example: "  tapirctl guest-config 7f3a --format qemu-microvm",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !slices.Contains(forms, form) {
+				return usageError{fmt.Errorf("--format: want one of %s, got %q", strings.Join(forms, ", "), form)}
+			}
+			a, err := find(cmd.Context(), o, args[0])
+			if err != nil {
+				return err
+			}
+			guest, err := guestconfig.FromAttachment(a.Attachment)
+			if err != nil {
+				return err
+			}
+			all, err := guest.All(opts)
+			if err != nil {
+				return err
+			}
+			if o.output == "json" {
+				return printJSON(cmd.OutOrStdout(), all)
+			}
+			return printForms(cmd.OutOrStdout(), all, form)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&form, "format", "all", "one of "+strings.Join(forms, ", "))
+	f.BoolVar(&opts.QEMU.VHost, "vhost", false, "QEMU: use vhost-net")
+	f.BoolVar(&opts.Firecracker.MTU, "firecracker-mtu", false, "Firecracker: set \"mtu\", which only recent releases know")
+	f.StringVar(&opts.IPLine.Hostname, "hostname", "", "hostname in the ip= line")
+	return cmd
+}
+
+// printForms prints one form bare, or all with headings.
+func printForms(w io.Writer, all guestconfig.All, form string) error {
+	type section struct{ form, title, text, refused string }
+	firecracker := ""
+	if all.Firecracker != nil {
+		firecracker = all.Firecracker.JSON()
+	}
+	sections := []section{
+		{"qemu", "QEMU, machine with PCI", guestconfig.ShellJoin(all.QEMU), all.Refused["qemu"]},
+		{"qemu-microvm", "QEMU, -M microvm", guestconfig.ShellJoin(all.QEMUMicroVM), all.Refused["qemuMicroVM"]},
+		{"firecracker", "Firecracker", firecracker, all.Refused["firecracker"]},
+		{"cloud-hypervisor", "Cloud Hypervisor", guestconfig.ShellJoin(all.CloudHypervisor), all.Refused["cloudHypervisor"]},
+		{"ip", "kernel boot argument", all.IPLine, all.Refused["ipLine"]},
+		{"network-config", "cloud-init network-config, version 2", all.NetworkConfig, all.Refused["networkConfig"]},
+	}
+	for _, s := range sections {
+		switch {
+		case form == s.form && s.refused != "":
+			return fmt.Errorf("%s: %s", s.form, s.refused)
+		case form == s.form:
+			_, err := fmt.Fprintln(w, strings.TrimRight(s.text, "\n"))
+			return err
+		case form == "all" && s.refused != "":
+			fmt.Fprintf(w, "# %s\n# cannot: %s\n\n", s.title, s.refused)
+		case form == "all":
+			fmt.Fprintf(w, "# %s\n%s\n\n", s.title, strings.TrimRight(s.text, "\n"))
+		}
+	}
+	if form == "all" {
+		fmt.Fprintf(w, "# The VMM opens %q in %s. The guest wants at least %d vCPU.\n", all.Guest.TAP, all.Guest.Netns, all.MinVCPUs)
+	}
+	return nil
+}
