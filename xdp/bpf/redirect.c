@@ -61,13 +61,14 @@ static __always_inline enum reason decide_and_answer(struct packet *p, const str
 
 /*
  * bpf_redirect_peer() goes straight into the receive path, past eth_type_trans(): the packet type still says what the
- * frame was to the TAP. To the gateway's MAC means to the host.
+ * frame was to the TAP, or, where the kernel scrubs it, that any frame is the host's. So only a frame to the gateway's MAC
+ * goes that way, as the host's; broadcast and multicast must stay such, and another MAC nobody's.
  */
 static __always_inline int redirect(struct packet *p, const struct endpoint *ep)
 {
-	if (ep->redirect != REDIRECT_PEER)
+	if (ep->redirect != REDIRECT_PEER || !mac_equal(p->eth.h_dest, ep->gateway_mac))
 		return bpf_redirect(ep->peer, 0);
-	if (p->skb->pkt_type == PACKET_OTHERHOST && mac_equal(p->eth.h_dest, ep->gateway_mac))
+	if (p->skb->pkt_type != PACKET_HOST)
 		bpf_skb_change_type(p->skb, PACKET_HOST);
 	return bpf_redirect_peer(ep->peer, 0);
 }

@@ -57,7 +57,7 @@ enum role {
 enum redirect {
 	REDIRECT_NONE = 0, /* on to the stack */
 	REDIRECT_EGRESS,   /* out of the peer device: bpf_redirect() */
-	REDIRECT_PEER,	   /* into the receive path of the peer device's own peer: bpf_redirect_peer() */
+	REDIRECT_PEER,	   /* to the gateway's MAC: into the receive path of the peer device's own peer, by bpf_redirect_peer() */
 };
 
 #define ENDPOINT_SPOOF_CHECK (1 << 0)
