@@ -3,12 +3,10 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 )
 
-// warmUp rounds are made and not counted: the first ADD of tapir after boot loads the BPF programs, the first of bridge
-// makes the bridge.
+// warmUp rounds are made and not counted.
 const warmUp = 2
 
 // pause lets the kernel finish what a call left it to do later (RCU callbacks) before the next is timed.
@@ -17,77 +15,118 @@ const pause = 5 * time.Millisecond
 // measureLatency runs the rounds: each calls every variant's ADD and DEL once, in random order, and deletes a TAP and
 // a veth pair by hand.
 func measureLatency(n *node, o options, chosen variants, report *Report) error {
-	rows := make(map[string]*Row)
-	for _, v := range chosen {
-		rows[v.name] = &Row{Name: v.name}
+	undo, err := hold(n, o, chosen, report)
+	if err != nil {
+		return err
 	}
 	order := rand.New(rand.NewPCG(1, 2)) // the same order in every run
 	for round := range warmUp + o.rounds {
-		sandboxes, err := n.newNetnses(len(chosen) + 1)
-		if err != nil {
-			return err
-		}
-		time.Sleep(pause)
-		for _, i := range order.Perm(len(chosen) + 1) {
-			if i == len(chosen) {
-				took, err := groupDelete(sandboxes[i])
-				if err != nil {
-					return fmt.Errorf("kernel's floor for DEL: %w", err)
-				}
-				if round >= warmUp {
-					report.Floor.Samples = append(report.Floor.Samples, took)
-				}
-				continue
-			}
-			row := rows[chosen[i].name]
-			add, del, err := once(chosen[i], fmt.Sprintf("bench-%d", round), sandboxes[i])
-			switch {
-			case err != nil:
-				return fmt.Errorf("round %d: %w", round, err)
-			case round == 0:
-				row.First = add
-			case round >= warmUp:
-				row.Add.Samples = append(row.Add.Samples, add)
-				row.Del.Samples = append(row.Del.Samples, del)
+		into := report
+		if round < warmUp {
+			into = &Report{Rows: make([]*Row, len(chosen))}
+			for i := range into.Rows {
+				into.Rows[i] = &Row{}
 			}
 		}
-		if round >= warmUp && chosen.has("tapir") {
-			version, err := call{variant: chosen[slices.Index(chosen.names(), "tapir")], command: "VERSION"}.do()
-			if err != nil {
-				return err
-			}
-			report.Version.Samples = append(report.Version.Samples, version.took)
+		if err := measureRound(n, chosen, fmt.Sprintf("bench-%d", round), order.Perm(len(chosen)+1), into); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
 		}
 	}
-	for _, v := range chosen {
-		report.Rows = append(report.Rows, rows[v.name])
+	for _, c := range undo {
+		if _, err := c.do(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// once times one ADD and one DEL in a fresh sandbox. What is not tapir's must give an address; tapir's must carry frames.
-func once(v variant, id, netns string) (add, del time.Duration, err error) {
+// hold makes the attachments that stay meanwhile, as on a node that already runs pods, so that what the first ADD of a node
+// sets up (tapir loads its BPF programs, bridge makes its bridge) and the last DEL takes down is not counted. It gives the
+// calls that undo them.
+func hold(n *node, o options, chosen variants, report *Report) ([]call, error) {
+	var undo []call
+	for _, v := range chosen {
+		row := &Row{Name: v.name}
+		report.Rows = append(report.Rows, row)
+		for i := range o.held {
+			netns, err := n.newNetns()
+			if err != nil {
+				return nil, err
+			}
+			c, took, err := addProven(v, fmt.Sprintf("held-%d", i), netns)
+			if err != nil {
+				return nil, err
+			}
+			if i == 0 {
+				row.First = took
+			}
+			undo = append(undo, c)
+		}
+	}
+	return undo, nil
+}
+
+// measureRound adds one sample of everything to the report. Its order has the variants' indexes, and one beyond for the
+// kernel alone.
+func measureRound(n *node, chosen variants, id string, order []int, report *Report) error {
+	sandboxes, err := n.newNetnses(len(order))
+	if err != nil {
+		return err
+	}
+	time.Sleep(pause)
+	for _, i := range order {
+		if i == len(chosen) {
+			err = report.Floor.take(func() (time.Duration, error) { return groupDelete(sandboxes[i]) })
+		} else {
+			err = once(chosen[i], id, sandboxes[i], report.Rows[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	v, ok := chosen.find("tapir")
+	if !ok {
+		return nil
+	}
+	return report.Version.take(func() (time.Duration, error) {
+		version, err := call{variant: v, command: "VERSION"}.do()
+		return version.took, err
+	})
+}
+
+// once times one ADD and one DEL in a fresh sandbox.
+func once(v variant, id, netns string, row *Row) error {
+	undo, add, err := addProven(v, id, netns)
+	if err != nil {
+		return err
+	}
+	time.Sleep(pause)
+	deleted, err := undo.do()
+	if err != nil {
+		return err
+	}
+	time.Sleep(pause)
+	row.Add.Samples = append(row.Add.Samples, add)
+	row.Del.Samples = append(row.Del.Samples, deleted.took)
+	return nil
+}
+
+// addProven times an ADD, proves that it did its work, and gives the DEL that undoes it. What is not tapir's must give an
+// address; tapir's must carry frames.
+func addProven(v variant, id, netns string) (undo call, took time.Duration, err error) {
 	c := call{variant: v, command: "ADD", id: id, netns: netns}
 	added, err := c.do()
 	if err != nil {
-		return 0, 0, err
+		return call{}, 0, err
 	}
-	if err = proveAdd(v, added.stdout, netns); err != nil {
-		return 0, 0, fmt.Errorf("ADD of %s: %w", v.name, err)
-	}
-	time.Sleep(pause)
-	c.command, c.prev = "DEL", added.stdout
-	deleted, err := c.do()
-	if err != nil {
-		return 0, 0, err
-	}
-	time.Sleep(pause)
-	return added.took, deleted.took, nil
-}
-
-func proveAdd(v variant, stdout []byte, netns string) error {
 	if v.ours {
-		return proveFrames(stdout, netns, v.queues)
+		err = proveFrames(added.stdout, netns, v.queues)
+	} else {
+		err = proveAddress(added.stdout)
 	}
-	return proveAddress(stdout)
+	if err != nil {
+		return call{}, 0, fmt.Errorf("ADD of %s: %w", v.name, err)
+	}
+	c.command, c.prev = "DEL", added.stdout
+	return c, added.took, nil
 }

@@ -25,9 +25,11 @@ type options struct {
 	bin        string // folder of tapir
 	refplugins string // folder of the reference plugins
 	rounds     int
+	held       int // attachments of each plugin that stay during the rounds
 	traced     int // rounds of the trace
 	devices    int // TAPs made for the measurement of kernel memory
 	variants   string
+	redirect   string // tapir's key "redirect"
 	output     string // text | json
 }
 
@@ -36,9 +38,11 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of tapir")
 	flag.StringVar(&o.refplugins, "refplugins", "bin/refplugins", "`folder` of the reference plugins")
 	flag.IntVar(&o.rounds, "rounds", 60, "measured rounds; each calls every plugin once")
+	flag.IntVar(&o.held, "held", 1, "attachments of each plugin that stay during the rounds; 0: each round is a node's first ADD and last DEL")
 	flag.IntVar(&o.traced, "traced", 20, "rounds of the trace")
 	flag.IntVar(&o.devices, "devices", 12, "TAPs made by each plugin for the measurement of kernel memory")
 	flag.StringVar(&o.variants, "variants", "", "comma-separated `list` of what to measure; empty: everything")
+	flag.StringVar(&o.redirect, "redirect", "auto", "tapir's `method` of attaching programs: auto, tcx or clsact")
 	flag.StringVar(&o.output, "o", "text", "output format: text or json")
 	flag.Parse()
 	if err := o.check(); err != nil {
@@ -60,6 +64,9 @@ func (o *options) check() error {
 		if n < 1 {
 			faults = append(faults, fmt.Errorf("-%s: want at least 1, got %d", name, n))
 		}
+	}
+	if o.held < 0 {
+		faults = append(faults, fmt.Errorf("-held: want at least 0, got %d", o.held))
 	}
 	if o.output != "text" && o.output != "json" {
 		faults = append(faults, fmt.Errorf("-o: want text or json, got %q", o.output))

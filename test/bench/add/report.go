@@ -24,7 +24,7 @@ type Report struct {
 // Row is one plugin's latencies.
 type Row struct {
 	Name  string        `json:"name"`
-	First time.Duration `json:"-"` // the first ADD on this node
+	First time.Duration `json:"-"` // the node's first ADD; 0 where none is held
 	Add   Series        `json:"add"`
 	Del   Series        `json:"del"`
 }
@@ -52,6 +52,15 @@ type Phase struct {
 // Series is the samples of one duration.
 type Series struct {
 	Samples []time.Duration
+}
+
+// take adds the sample that measure gives.
+func (s *Series) take(measure func() (time.Duration, error)) error {
+	d, err := measure()
+	if err == nil {
+		s.Samples = append(s.Samples, d)
+	}
+	return err
 }
 
 // MarshalJSON gives the quartiles in microseconds, and how many samples there were.
@@ -124,7 +133,7 @@ func (r *Report) writeText(w io.Writer) error {
 	for _, row := range r.Rows {
 		add, del := r.ratios(row)
 		fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", row.Name, milli(row.Add.median()), row.Add.spread(), add,
-			milli(row.Del.median()), row.Del.spread(), del, milli(row.First))
+			milli(row.Del.median()), row.Del.spread(), del, first(row))
 	}
 	fmt.Fprintf(out, "kernel alone\t\t\t\t%s\t%s\t\t\t\n", milli(r.Floor.median()), r.Floor.spread())
 	if err := out.Flush(); err != nil {
@@ -168,6 +177,14 @@ func writeTrace(w io.Writer, verb string, list []*Phase) error {
 		fmt.Fprintf(out, "  %s\t%s\t%s\n", phase.Name, milli(phase.median()), phase.spread())
 	}
 	return out.Flush()
+}
+
+// first is the node's first ADD, where it was made apart from the rounds.
+func first(row *Row) string {
+	if row.First == 0 {
+		return ""
+	}
+	return milli(row.First)
 }
 
 func milli(d time.Duration) string { return fmt.Sprintf("%.2f", float64(d)/float64(time.Millisecond)) }

@@ -13,37 +13,58 @@ var traceLine = regexp.MustCompile(`(?m)^tapir trace: (.+) (\d+)us$`)
 // measureTrace runs ADD and DEL of tapir with the trace on, apart from the timed rounds.
 func measureTrace(n *node, o options, report *Report) error {
 	v, _ := allVariants(o).find("tapir")
-	v.config["name"] = "bench-trace"
+	stay, err := n.newNetns()
+	if err != nil {
+		return err
+	}
+	undo, _, err := addProven(v, "stays", stay)
+	if err != nil {
+		return err
+	}
+	report.Trace, err = traceRounds(n, v, o.traced)
+	if err != nil {
+		return err
+	}
+	_, err = undo.do()
+	return err
+}
+
+func traceRounds(n *node, v variant, rounds int) (*Trace, error) {
 	var add, del phases
-	for round := range warmUp + o.traced {
+	for round := range warmUp + rounds {
 		netns, err := n.newNetns()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		c := call{variant: v, command: "ADD", id: fmt.Sprintf("trace-%d", round), netns: netns, trace: true}
-		added, err := c.do()
+		added, deleted, err := traceOnce(v, fmt.Sprintf("trace-%d", round), netns)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		time.Sleep(pause)
-		c.command, c.prev = "DEL", added.stdout
-		deleted, err := c.do()
-		if err != nil {
-			return err
-		}
-		time.Sleep(pause)
 		if round < warmUp {
 			continue
 		}
 		if err := add.read(added); err != nil {
-			return fmt.Errorf("ADD: %w", err)
+			return nil, fmt.Errorf("ADD: %w", err)
 		}
 		if err := del.read(deleted); err != nil {
-			return fmt.Errorf("DEL: %w", err)
+			return nil, fmt.Errorf("DEL: %w", err)
 		}
 	}
-	report.Trace = &Trace{Add: add.list, Del: del.list}
-	return nil
+	return &Trace{Add: add.list, Del: del.list}, nil
+}
+
+func traceOnce(v variant, id, netns string) (added, deleted outcome, err error) {
+	c := call{variant: v, command: "ADD", id: id, netns: netns, trace: true}
+	if added, err = c.do(); err != nil {
+		return outcome{}, outcome{}, err
+	}
+	time.Sleep(pause)
+	c.command, c.prev = "DEL", added.stdout
+	if deleted, err = c.do(); err != nil {
+		return outcome{}, outcome{}, err
+	}
+	time.Sleep(pause)
+	return added, deleted, nil
 }
 
 // phases collects the samples of each phase, in the order in which the plugin printed them first.

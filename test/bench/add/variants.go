@@ -85,7 +85,7 @@ func allVariants(o options) variants {
 }
 
 func tapir(o options, name string, extra map[string]any) variant {
-	config := map[string]any{"cniVersion": "1.0.0", "name": "bench-" + name, "type": "tapir", "ipam": tapirIPAM()}
+	config := map[string]any{"cniVersion": "1.0.0", "name": "bench-" + name, "type": "tapir", "redirect": o.redirect, "ipam": tapirIPAM()}
 	for key, value := range extra {
 		config[key] = value
 	}
