@@ -144,20 +144,17 @@ func newRecord(plan *Plan, host *rtnl.Conn, progs *xdp.Programs) (*state.Attachm
 	return rec, nil
 }
 
-// redirectMethod is the hook that "redirect" leads to on this kernel.
+// redirectMethod is the hook that "redirect" leads to. On devices of its own "auto" is clsact: each attach to tcx, and
+// each detach, waits for an RCU grace period with the kernel's RTNL lock held, 12 ms here, which one ADD would do twice
+// and a node full of ADDs in turn (docs/benchmarks.md has both).
 func redirectMethod(want string) (xdp.Method, error) {
-	if want == redirectClsact {
+	if want != redirectTCX {
 		return xdp.MethodClsact, nil
 	}
-	err := xdp.HaveTCX()
-	var unsupported *xdp.UnsupportedError
-	switch {
-	case err == nil:
-		return xdp.MethodTCX, nil
-	case want == redirectAuto && errors.As(err, &unsupported):
-		return xdp.MethodClsact, nil
+	if err := xdp.HaveTCX(); err != nil {
+		return "", fmt.Errorf("redirect %q: %w; set \"redirect\" to \"auto\" or \"clsact\"", want, err)
 	}
-	return "", fmt.Errorf("redirect %q: %w; set \"redirect\" to \"auto\" or \"clsact\"", want, err)
+	return xdp.MethodTCX, nil
 }
 
 // Offsets of an attachment's devices in its block of four ifindexes.

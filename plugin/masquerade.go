@@ -61,8 +61,11 @@ func nftHint(err error) string {
 	return ""
 }
 
-// removeMasquerade takes the addresses out of the chain's sets. What is not there is success.
+// removeMasquerade takes the addresses out of the chain's sets. No chain, and what is not there, is success.
 func removeMasquerade(chain string, addrs []state.Address) error {
+	if chain == "" {
+		return nil
+	}
 	c, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return fmt.Errorf("masquerade: open nftables: %w", err)

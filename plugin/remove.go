@@ -37,15 +37,14 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 	}
 	p.trace.Mark("state")
 
-	indexes, err := removeDevices(rec, netnsPath)
-	errs := []error{err}
+	// Both wait for RCU grace periods in the kernel: together they wait for the same ones.
+	masquerade := make(chan error, 1)
+	go func() { masquerade <- removeMasquerade(rec.Masquerade, rec.Addresses) }()
+	indexes, devicesErr := removeDevices(rec, netnsPath)
 	p.trace.Mark("devices")
-	errs = append(errs, p.removeEntries(rec.Programs, indexes))
-	if rec.Masquerade != "" {
-		errs = append(errs, removeMasquerade(rec.Masquerade, rec.Addresses))
-	}
+	err = errors.Join(devicesErr, p.removeEntries(rec.Programs, indexes), <-masquerade)
 	p.trace.Mark("BPF and masquerade")
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		// The record stays, so that the next DEL, GC or the agent finds what is left.
 		return fmt.Errorf("delete %s: %w", key, err)
 	}
@@ -117,16 +116,20 @@ func removeInPod(rec state.Attachment, path string) ([]uint32, error) {
 	return removeTagged(conn, rec)
 }
 
-// removeTagged deletes the devices of a netns that carry the attachment's tag, or its ifindexes where a killed ADD did
-// not come to the tag. Those of one group go in one request.
+// removeTagged deletes the attachment's devices in a netns: its group in one request, which nobody else on the node has,
+// then what carries its tag without being in the group, or has its ifindex where a killed ADD did not come to the tag.
 func removeTagged(conn *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
+	if rec.Group != 0 {
+		if err := conn.DeleteGroup(rec.Group); err != nil {
+			return nil, err
+		}
+	}
 	links, err := conn.Links()
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	var indexes []uint32
-	var single []int
-	group := false
+	var errs []error
 	for _, l := range links {
 		a := l.Attrs()
 		untagged := a.Alias == "" && a.Index != 0 && (a.Index == rec.TAP.Index || a.Index == rec.Pod.Index)
@@ -134,18 +137,7 @@ func removeTagged(conn *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
 			continue
 		}
 		indexes = append(indexes, uint32(a.Index))
-		if a.Group != 0 && a.Group == rec.Group {
-			group = true
-		} else {
-			single = append(single, a.Index)
-		}
-	}
-	var errs []error
-	if group {
-		errs = append(errs, conn.DeleteGroup(rec.Group))
-	}
-	for _, index := range single {
-		errs = append(errs, conn.DeleteLink(index))
+		errs = append(errs, conn.DeleteLink(a.Index))
 	}
 	return indexes, errors.Join(errs...)
 }
@@ -162,7 +154,8 @@ func recordedIndexes(rec state.Attachment) []uint32 {
 
 // removeEntries deletes the entries of the pinned maps that the attachment's programs read. No pins is success.
 func (p *plugin) removeEntries(digest string, indexes []uint32) error {
-	if len(indexes) == 0 {
+	slices.Sort(indexes)
+	if indexes = slices.Compact(indexes); len(indexes) == 0 {
 		return nil
 	}
 	progs, err := xdp.OpenVersion(p.bpffs, cmp.Or(digest, xdp.Digest()))
