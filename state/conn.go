@@ -95,8 +95,13 @@ func (s *Store) attempt(ctx context.Context, write bool, found *[]Attachment, fn
 // open opens the file and begins a transaction. Errors of the system name the file; others are for a rebuild.
 func (s *Store) open(write bool) (*conn, error) {
 	c := &conn{path: s.dbPath()}
-	if info, err := os.Stat(c.path); err == nil && info.Size() > 0 && info.Size() < int64(4*os.Getpagesize()) {
-		return nil, &corruptError{path: c.path, cause: fmt.Errorf("file has %d bytes, less than the four pages of an empty one", info.Size())}
+	if info, err := os.Stat(c.path); err == nil {
+		switch size := info.Size(); {
+		case size == 0 && !write:
+			return nil, &staleError{} // bbolt would begin to fill it, and cannot
+		case size > 0 && size < int64(4*os.Getpagesize()):
+			return nil, &corruptError{path: c.path, cause: fmt.Errorf("file has %d bytes, less than the four pages of an empty one", size)}
+		}
 	}
 	opts := &bbolt.Options{
 		Timeout: s.lockWait, NoSync: true, NoGrowSync: true, NoStatistics: true, ReadOnly: !write,

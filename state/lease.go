@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -73,19 +74,28 @@ func (tx *Tx) Lease(key Key) (l Lease, ok bool, err error) {
 	if err != nil || value == nil {
 		return Lease{}, false, err
 	}
+	l, err = tx.parseLease(key.bytes(), value)
+	return l, err == nil, err
+}
+
+// parseLease decodes a record, which must be that of its key.
+func (tx *Tx) parseLease(key, value []byte) (l Lease, err error) {
 	if err := json.Unmarshal(value, &l); err != nil {
-		return Lease{}, false, tx.corrupt(fmt.Errorf("lease of %q: %w", key, err))
+		return Lease{}, tx.corrupt(fmt.Errorf("lease of %q: %w", key, err))
 	}
-	return l, true, nil
+	if !bytes.Equal(l.Key.bytes(), key) {
+		return Lease{}, tx.corrupt(fmt.Errorf("lease of %q: got the record of %q", key, l.Key))
+	}
+	return l, nil
 }
 
 // ForEachLease calls fn with each lease of a network, of all networks where that is empty, in the order of their keys,
 // until fn returns an error. fn may put and release leases.
 func (tx *Tx) ForEachLease(network string, fn func(Lease) error) error {
 	return tx.each(bucketLeases, networkPrefix(network), func(k, v []byte) error {
-		var l Lease
-		if err := json.Unmarshal(v, &l); err != nil {
-			return tx.corrupt(fmt.Errorf("lease of %q: %w", k, err))
+		l, err := tx.parseLease(k, v)
+		if err != nil {
+			return err
 		}
 		return fn(l)
 	})

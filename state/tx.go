@@ -62,10 +62,18 @@ func (tx *Tx) delete(bucket, key []byte) error {
 	return tx.bucket(bucket, func(b *bbolt.Bucket) error { return b.Delete(key) })
 }
 
+// disorder is the error for a key that stands where a search should not have ended.
+func (tx *Tx) disorder(bucket, key []byte) error {
+	return tx.corrupt(fmt.Errorf("bucket %q: key %q is out of order", bucket, key))
+}
+
 // atLeast finds the first entry whose key is not below key; nil where there is none.
 func (tx *Tx) atLeast(bucket, key []byte) (k, v []byte, err error) {
 	err = tx.bucket(bucket, func(b *bbolt.Bucket) error {
 		foundKey, value := b.Cursor().Seek(key)
+		if foundKey != nil && bytes.Compare(foundKey, key) < 0 {
+			return tx.disorder(bucket, foundKey)
+		}
 		k, v = bytes.Clone(foundKey), bytes.Clone(value)
 		return nil
 	})
@@ -82,6 +90,9 @@ func (tx *Tx) atMost(bucket, key []byte) (k, v []byte, err error) {
 			foundKey, value = c.Last()
 		case !bytes.Equal(foundKey, key):
 			foundKey, value = c.Prev()
+		}
+		if foundKey != nil && bytes.Compare(foundKey, key) > 0 {
+			return tx.disorder(bucket, foundKey)
 		}
 		k, v = bytes.Clone(foundKey), bytes.Clone(value)
 		return nil
@@ -143,10 +154,19 @@ func (tx *Tx) Attachment(key Key) (a Attachment, ok bool, err error) {
 	if err != nil || value == nil {
 		return Attachment{}, false, err
 	}
+	a, err = tx.parseAttachment(key.bytes(), value)
+	return a, err == nil, err
+}
+
+// parseAttachment decodes a record, which must be that of its key.
+func (tx *Tx) parseAttachment(key, value []byte) (a Attachment, err error) {
 	if err := json.Unmarshal(value, &a); err != nil {
-		return Attachment{}, false, tx.corrupt(fmt.Errorf("attachment %q: %w", key, err))
+		return Attachment{}, tx.corrupt(fmt.Errorf("attachment %q: %w", key, err))
 	}
-	return a, true, nil
+	if !bytes.Equal(a.Key.bytes(), key) {
+		return Attachment{}, tx.corrupt(fmt.Errorf("attachment %q: got the record of %q", key, a.Key))
+	}
+	return a, nil
 }
 
 // Put records an attachment, in place of an earlier record with its key. A guest MAC that another attachment of the
@@ -201,9 +221,9 @@ func (tx *Tx) Delete(key Key) error {
 // keys, until fn returns an error. fn may put and delete attachments.
 func (tx *Tx) ForEach(network string, fn func(Attachment) error) error {
 	return tx.each(bucketAttachments, networkPrefix(network), func(k, v []byte) error {
-		var a Attachment
-		if err := json.Unmarshal(v, &a); err != nil {
-			return tx.corrupt(fmt.Errorf("attachment %q: %w", k, err))
+		a, err := tx.parseAttachment(k, v)
+		if err != nil {
+			return err
 		}
 		return fn(a)
 	})
