@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -52,11 +51,12 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 func (p *plugin) recorded(ctx context.Context, plan *Plan) (rec state.Attachment, findings []string, err error) {
 	var ok bool
 	var lease state.Lease
-	err = state.New(state.Config{Dir: plan.StateDir}).View(ctx, func(tx *state.Tx) error {
-		var err, leaseErr error
-		rec, ok, err = tx.Attachment(plan.Key)
-		lease, _, leaseErr = tx.Lease(plan.Key)
-		return errors.Join(err, leaseErr)
+	err = state.New(state.Config{Dir: plan.StateDir}).View(ctx, func(tx *state.Tx) (err error) {
+		if rec, ok, err = tx.Attachment(plan.Key); err != nil {
+			return err
+		}
+		lease, _, err = tx.Lease(plan.Key)
+		return err
 	})
 	if err != nil {
 		return rec, nil, err
@@ -185,15 +185,7 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 	}
 	k := &inspection{rec: rec, progs: progs}
 	k.hostSide(host)
-	err = netns.Do(func(ns.NetNS) error {
-		pod, err := rtnl.Open()
-		if err != nil {
-			return err
-		}
-		defer pod.Close()
-		k.podSide(pod)
-		return nil
-	})
+	err = netns.Do(func(ns.NetNS) error { return k.inPod() })
 	return append(f, k.findings...), err
 }
 

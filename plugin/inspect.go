@@ -126,6 +126,17 @@ func (k *inspection) hostRoute(host *rtnl.Conn, guest netip.Addr) {
 	k.add("route to %s: does not lead to %s", guest, k.rec.Host.Name)
 }
 
+// inPod runs on a thread in the sandbox.
+func (k *inspection) inPod() error {
+	pod, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	k.podSide(pod)
+	return nil
+}
+
 // podSide compares what is in the sandbox. It runs on a thread in that netns.
 func (k *inspection) podSide(pod *rtnl.Conn) {
 	link := k.link(pod, k.rec.Pod)

@@ -74,8 +74,11 @@ func removeMasquerade(chain string, addrs []state.Address) error {
 	var errs []error
 	for _, a := range addrs {
 		// A transaction each: one that is gone must not keep the other.
-		c.SetDeleteElements(podSet(chain, a.Prefix.Addr()), element(a.Prefix.Addr()))
-		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		err := c.SetDeleteElements(podSet(chain, a.Prefix.Addr()), element(a.Prefix.Addr()))
+		if err == nil {
+			err = c.Flush()
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("masquerade: remove %s: %w", a.Prefix.Addr(), err))
 		}
 	}

@@ -1,0 +1,187 @@
+package plugin
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the generated files anew")
+
+const configDoc = "../docs/config.md"
+
+// docSource is a Go file whose structs are parts of the configuration.
+var docSources = []string{"config.go", "../ipam/config.go"}
+
+// section is one struct of the configuration and where it stands.
+type section struct{ title, strct string }
+
+var sections = []section{
+	{"The configuration", "Config"},
+	{"`ipam`", "ipam.Config"},
+	{"`ipam.ranges[][]`", "ipam.Range"},
+	{"`ipam.routes[]`", "ipam.Route"},
+	{"`dns`", "DNSConfig"},
+	{"`xdp`", "XDPConfig"},
+	{"`runtimeConfig`", "RuntimeConfig"},
+	{"`runtimeConfig.dns`", "RuntimeDNS"},
+}
+
+// docField is one key as the documentation shows it.
+type docField struct{ key, typ, def, text string }
+
+func TestConfigDocIsFresh(t *testing.T) {
+	structs := map[string][]docField{}
+	for _, file := range docSources {
+		parseStructs(t, file, structs)
+	}
+	want := renderConfigDoc(t, structs)
+	if *update {
+		if err := os.WriteFile(configDoc, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(configDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("%s is stale; run \"make generate\" (-want +got):\n%s", configDoc, diff)
+	}
+}
+
+// The documented defaults are what an empty configuration means.
+func TestDocumentedDefaultsHold(t *testing.T) {
+	raw, err := json.Marshal(defaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &got); err != nil {
+		t.Fatal(err)
+	}
+	typ := reflect.TypeFor[Config]()
+	checked := 0
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		def, ok := f.Tag.Lookup("default")
+		switch f.Type.Kind() {
+		case reflect.Int, reflect.Bool, reflect.String:
+		default:
+			continue // null until something is given
+		}
+		if !ok {
+			continue
+		}
+		key := f.Tag.Get("json")
+		if have := strings.Trim(string(got[key]), `"`); have != strings.Trim(def, `"`) {
+			t.Errorf("%s: documented default %s, got %s", key, def, have)
+		}
+		checked++
+	}
+	if checked < 15 {
+		t.Errorf("checked %d defaults, want all of them", checked)
+	}
+}
+
+func parseStructs(t *testing.T, file string, into map[string][]docField) {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefix := ""
+	if f.Name.Name != "plugin" {
+		prefix = f.Name.Name + "."
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		if st, ok := spec.Type.(*ast.StructType); ok {
+			into[prefix+spec.Name.Name] = fieldsOf(t, st)
+		}
+		return false
+	})
+}
+
+func fieldsOf(t *testing.T, st *ast.StructType) []docField {
+	var out []docField
+	for _, f := range st.Fields.List {
+		if f.Tag == nil {
+			continue
+		}
+		tag := reflect.StructTag(strings.Trim(f.Tag.Value, "`"))
+		key := tag.Get("json")
+		if key == "" {
+			continue
+		}
+		text := f.Doc.Text() + f.Comment.Text()
+		if strings.TrimSpace(text) == "" {
+			t.Errorf("key %q has no comment", key)
+		}
+		out = append(out, docField{key, typeName(f.Type), tag.Get("default"), strings.Join(strings.Fields(text), " ")})
+	}
+	return out
+}
+
+// typeName is a Go type in the words of JSON.
+func typeName(e ast.Expr) string {
+	switch x := e.(type) {
+	case *ast.StarExpr:
+		return typeName(x.X)
+	case *ast.ArrayType:
+		return "list of " + typeName(x.Elt)
+	case *ast.MapType:
+		return "object"
+	case *ast.SelectorExpr:
+		return "object"
+	case *ast.Ident:
+		switch x.Name {
+		case "string", "int":
+			return map[string]string{"string": "string", "int": "number"}[x.Name]
+		case "bool":
+			return "boolean"
+		}
+		return "object"
+	}
+	return fmt.Sprintf("%T", e)
+}
+
+func renderConfigDoc(t *testing.T, structs map[string][]docField) string {
+	var b strings.Builder
+	b.WriteString(`<!-- Generated from plugin/config.go and ipam/config.go by "make generate"; do not edit. -->
+# Configuration
+
+An entry of the "plugins" list of a conflist. A whole one is in [deploy/conflists](../deploy/conflists). At ADD every key is
+checked: unknown keys and wrong values are refused with code 7, all at once, each with its JSON path. DEL and GC read only
+` + "`name`, `stateDir`, `danDir` and `ipam`" + `, so that a newer configuration can always be removed by an older tapir.
+
+CNI_ARGS: ` + "`" + strings.Join(argNames, "`, `") + "`" + `. They go before the configuration; the runtime's runtimeConfig goes before both.
+`)
+	for _, s := range sections {
+		fields, ok := structs[s.strct]
+		if !ok {
+			t.Fatalf("no struct %s", s.strct)
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n| key | type | default | meaning |\n| --- | --- | --- | --- |\n", s.title)
+		for _, f := range fields {
+			def := f.def
+			if def != "" {
+				def = "`" + def + "`"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.key, f.typ, def, strings.ReplaceAll(f.text, "|", `\|`))
+		}
+	}
+	return b.String()
+}
