@@ -1,0 +1,117 @@
+// Package vmtest gives tests what a microVM needs. It is made before package testnode takes the test binary into a
+// network of its own, from which no kernel can be downloaded.
+package vmtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tapir-cni/tapir/internal/microvm"
+	"github.com/tapir-cni/tapir/internal/testnode"
+)
+
+// preparedEnv carries what was prepared, or why not, into the re-executed test binary.
+const preparedEnv = "TAPIR_VMTEST"
+
+type prepared struct {
+	BinDir string
+	Image  microvm.Image
+	Error  string
+}
+
+// Main is [testnode.Main] for a package that boots microVMs: it builds the guest agent and the named commands of this
+// module, sees to the image, and runs the tests on a private node. TAPIR_BIN_DIR names a directory with the commands
+// and tapir-guest where they are built already.
+func Main(m *testing.M, commands ...string) {
+	if os.Getenv(preparedEnv) != "" || unix.Geteuid() != 0 {
+		testnode.Main(m)
+	}
+	code, err := prepareAndRun(commands)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "vmtest:", err)
+		os.Exit(1)
+	}
+	os.Exit(code)
+}
+
+// prepareAndRun prepares, runs this binary again with what was prepared and removes that: testnode.Main does not return.
+func prepareAndRun(commands []string) (code int, err error) {
+	p := prepared{BinDir: os.Getenv("TAPIR_BIN_DIR")}
+	if p.BinDir == "" {
+		if p.BinDir, err = os.MkdirTemp("", "tapir-vmtest-*"); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(p.BinDir)) }()
+		if err := build(p.BinDir, commands); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		p.Error = err.Error() + "; install qemu-system-x86"
+	} else if p.Image, err = microvm.EnsureImage(context.Background(), microvm.ImageOptions{Agent: filepath.Join(p.BinDir, "tapir-guest")},
+		func(s string) { fmt.Fprintln(os.Stderr, "vmtest:", s) }); err != nil {
+		p.Error = err.Error()
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = append(os.Environ(), preparedEnv+"="+string(b))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	err = cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return max(exit.ExitCode(), 1), nil
+	}
+	return 0, err
+}
+
+func build(dir string, commands []string) error {
+	for name, pkg := range map[string]string{"tapir-guest": "github.com/tapir-cni/tapir/internal/microvm/guest"} {
+		if err := goBuild(filepath.Join(dir, name), pkg); err != nil {
+			return err
+		}
+	}
+	for _, c := range commands {
+		if err := goBuild(filepath.Join(dir, c), "github.com/tapir-cni/tapir/cmd/"+c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func goBuild(out, pkg string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w: %s", pkg, err, said)
+	}
+	return nil
+}
+
+// Image gives the image that tests boot and the directory of the built commands. It needs root, tun, ipv6 and qemu; the
+// test is skipped without them, or fails where TAPIR_REQUIRE lists "vm" or that need.
+func Image(t testing.TB) (img microvm.Image, binDir string) {
+	t.Helper()
+	testnode.Require(t, "root", "tun", "ipv6")
+	var p prepared
+	if err := json.Unmarshal([]byte(os.Getenv(preparedEnv)), &p); err != nil {
+		t.Fatalf("read %s: %v; the package needs a TestMain that calls vmtest.Main", preparedEnv, err)
+	}
+	if p.Error != "" {
+		if testnode.Required("vm") || testnode.Required("qemu") {
+			t.Fatalf("needs a microVM, and TAPIR_REQUIRE says that it can have one: %s", p.Error)
+		}
+		t.Skipf("needs a microVM: %s", p.Error)
+	}
+	return p.Image, p.BinDir
+}
