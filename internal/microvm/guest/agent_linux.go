@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tapir-cni/tapir/internal/microvm/agentapi"
+	"github.com/tapir-cni/tapir/internal/microvm/ping"
 	"github.com/tapir-cni/tapir/internal/microvm/stream"
 	"github.com/tapir-cni/tapir/internal/microvm/wire"
 )
@@ -28,7 +30,7 @@ func newAgent(c *console, card string) *agent {
 	a := &agent{console: c, card: card}
 	a.ops = map[string]func(json.RawMessage) (any, error){
 		agentapi.OpInfo:       func(json.RawMessage) (any, error) { return readInfo(card) },
-		agentapi.OpPing:       op(ping),
+		agentapi.OpPing:       op(func(p agentapi.PingArgs) (any, error) { return ping.Run(context.Background(), p) }),
 		agentapi.OpTransfer:   op(transfer),
 		agentapi.OpOffloads:   op(func(o agentapi.OffloadArgs) (any, error) { return offloads(card, o.Set) }),
 		agentapi.OpCounters:   func(json.RawMessage) (any, error) { return readCounters(card) },

@@ -1,4 +1,6 @@
-package main
+// Package ping runs busybox's ping, in guests and on the node, and reads what it prints: what is measured is a real
+// program's view.
+package ping
 
 import (
 	"context"
@@ -13,29 +15,31 @@ import (
 	"github.com/tapir-cni/tapir/internal/microvm/agentapi"
 )
 
-const busybox = "/bin/busybox"
+// Busybox is where Debian has it, and the guests' image too.
+const Busybox = "/bin/busybox"
 
-// ping runs busybox's ping, so that what is measured is a real program's view. No answer is not an error.
-func ping(args agentapi.PingArgs) (any, error) {
+// Run sends echo requests in the caller's netns, the next as soon as one is answered. That no answer came is in the
+// result and no error.
+func Run(ctx context.Context, args agentapi.PingArgs) (agentapi.PingResult, error) {
 	addr, err := netip.ParseAddr(args.Addr)
 	if err != nil {
-		return nil, err
+		return agentapi.PingResult{}, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), args.Timeout+time.Second)
+	ctx, cancel := context.WithTimeout(ctx, args.Timeout+time.Second)
 	defer cancel()
 	family := "-4"
 	if addr.Is6() {
 		family = "-6"
 	}
 	seconds := max(1, int(args.Timeout/time.Second))
-	out, err := exec.CommandContext(ctx, busybox, "ping", family, "-c", strconv.Itoa(args.Count), "-s", strconv.Itoa(args.Size),
+	out, err := exec.CommandContext(ctx, Busybox, "ping", family, "-c", strconv.Itoa(args.Count), "-s", strconv.Itoa(args.Size),
 		"-A", "-W", strconv.Itoa(seconds), "-w", strconv.Itoa(seconds), args.Addr).CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != 1) {
-		return nil, fmt.Errorf("ping %s: %w: %s", args.Addr, err, out)
+		return agentapi.PingResult{}, fmt.Errorf("ping %s: %w: %s", args.Addr, err, out)
 	}
-	r, err := parsePing(string(out))
+	r, err := parse(string(out))
 	if err != nil {
-		return nil, fmt.Errorf("ping %s: %w", args.Addr, err)
+		return agentapi.PingResult{}, fmt.Errorf("ping %s: %w", args.Addr, err)
 	}
 	return r, nil
 }
@@ -45,7 +49,7 @@ var (
 	pingTimes  = regexp.MustCompile(`round-trip min/avg/max = ([\d.]+)/([\d.]+)/([\d.]+) ms`)
 )
 
-func parsePing(out string) (agentapi.PingResult, error) {
+func parse(out string) (agentapi.PingResult, error) {
 	r := agentapi.PingResult{Output: out}
 	m := pingCounts.FindStringSubmatch(out)
 	if m == nil {
