@@ -172,10 +172,10 @@ func parseRequested(text string) (netip.Prefix, error) {
 	if err != nil {
 		var addr netip.Addr
 		if addr, err = netip.ParseAddr(text); err == nil {
-			p = netip.PrefixFrom(addr, addr.BitLen())
+			p = netip.PrefixFrom(addr, addr.BitLen()) // loses a zone
 		}
 	}
-	if err != nil || p.Addr().Zone() != "" || p.Addr().Is4In6() {
+	if err != nil || strings.Contains(text, "%") || p.Addr().Is4In6() {
 		return netip.Prefix{}, &RequestError{text, "want an IPv4 or IPv6 address"}
 	}
 	return p, nil
