@@ -18,8 +18,8 @@ const (
 
 	// The filter's name, as `tc filter show` prints it. It also remembers whose the clsact qdisc is, since nothing else
 	// in the kernel does.
-	filterName         = "tapir"
-	filterNameOwnQdisc = "tapir:clsact"
+	filterName     = "tapir"
+	ownQdiscSuffix = ":clsact"
 )
 
 func clsact(ifindex int) netlink.Qdisc {
@@ -31,42 +31,53 @@ func clsact(ifindex int) netlink.Qdisc {
 }
 
 func attachClsact(prog *ebpf.Program, ifindex int) error {
-	name := filterNameOwnQdisc
-	if err := netlink.QdiscAdd(clsact(ifindex)); errors.Is(err, unix.EEXIST) {
-		name = filterName
-	} else if errors.Is(err, unix.ENOENT) {
-		return &UnsupportedError{Feature: "clsact", Needs: "CONFIG_NET_SCH_INGRESS", Err: err}
-	} else if err != nil {
-		return fmt.Errorf("add clsact qdisc: %w", err)
-	}
-	err := netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex,
-			Parent:    netlink.HANDLE_MIN_INGRESS,
-			Handle:    filterHandle,
-			Protocol:  unix.ETH_P_ALL,
-			Priority:  filterPriority,
-		},
-		Fd:           prog.FD(),
-		Name:         name,
-		DirectAction: true,
-	})
+	err := attachFilter(prog, ifindex, filterPriority, filterName)
 	if errors.Is(err, unix.EEXIST) {
 		if attached, err := attachedClsact(prog, ifindex); attached || err != nil {
 			return err
 		}
 		return fmt.Errorf("priority %d is taken: %w; detach it first", filterPriority, err)
 	}
-	if err != nil {
-		if name == filterNameOwnQdisc {
-			err = errors.Join(err, netlink.QdiscDel(clsact(ifindex)))
-		}
-		if errors.Is(err, unix.ENOENT) {
-			return &UnsupportedError{Feature: "BPF filters", Needs: "CONFIG_NET_CLS_BPF", Err: err}
-		}
-		return fmt.Errorf("add filter: %w", err)
+	return err
+}
+
+// attachFilter adds a filter to the ingress qdisc of a device, whosever it is, or to a clsact qdisc of our own; the name
+// says which.
+func attachFilter(prog *ebpf.Program, ifindex int, priority uint16, name string) error {
+	// EEXIST says that there is a clsact or ingress qdisc already.
+	err := netlink.QdiscAdd(clsact(ifindex))
+	if errors.Is(err, unix.ENOENT) {
+		return &UnsupportedError{Feature: "clsact", Needs: "CONFIG_NET_SCH_INGRESS", Err: err}
 	}
-	return nil
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	own := err == nil
+	if own {
+		name += ownQdiscSuffix
+	}
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex,
+			Parent:    netlink.HANDLE_MIN_INGRESS,
+			Handle:    filterHandle,
+			Protocol:  unix.ETH_P_ALL,
+			Priority:  priority,
+		},
+		Fd:           prog.FD(),
+		Name:         name,
+		DirectAction: true,
+	})
+	if err == nil {
+		return nil
+	}
+	if own {
+		err = errors.Join(err, netlink.QdiscDel(clsact(ifindex)))
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return &UnsupportedError{Feature: "BPF filters", Needs: "CONFIG_NET_CLS_BPF", Err: err}
+	}
+	return fmt.Errorf("add filter: %w", err)
 }
 
 // ownFilter finds tapir's filter of any version on a device's ingress; nil where there is none, or no device.
@@ -111,11 +122,16 @@ func detachClsact(prog *ebpf.Program, ifindex int) error {
 	if f == nil || err != nil || f.Id != int(id) {
 		return err
 	}
+	return deleteFilter(f, ifindex)
+}
+
+// deleteFilter deletes a filter of tapir's, and the qdisc where that was tapir's too and nobody else's filters hang on it.
+func deleteFilter(f *netlink.BpfFilter, ifindex int) error {
 	f.LinkIndex = ifindex
 	if err := netlink.FilterDel(f); err != nil && !gone(err) {
 		return fmt.Errorf("delete filter: %w", err)
 	}
-	if f.Name != filterNameOwnQdisc {
+	if !strings.HasSuffix(f.Name, ownQdiscSuffix) {
 		return nil
 	}
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
