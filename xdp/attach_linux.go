@@ -13,7 +13,9 @@ import (
 // Method is how a program gets onto a device.
 type Method string
 
-// The methods: tcx needs kernel 6.6, clsact runs on all that tapir supports.
+// The methods: tcx needs kernel 6.6, clsact runs on all that tapir supports. Attaching or detaching by tcx waits for an
+// RCU grace period under the RTNL lock (kernel/bpf/tcx.c; 7 to 10 ms measured on 6.18), by clsact it does not
+// (0.2 ms for qdisc and filter).
 const (
 	MethodTCX    Method = "tcx"
 	MethodClsact Method = "clsact"

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,9 +19,14 @@ const (
 	// mountSource is the first column of /proc/mounts for a bpffs that tapir mounted.
 	mountSource = "tapir"
 
-	lockWait  = 10 * time.Second
 	lockRetry = 2 * time.Millisecond
 )
+
+// kernelPins are what a kernel with CONFIG_BPF_PRELOAD puts into each new bpffs.
+var kernelPins = []string{"maps.debug", "progs.debug"}
+
+// lockWait is how long to wait for a lock; a test shortens it.
+var lockWait = 10 * time.Second
 
 // ErrLocked is the error of a lock that another process held all the time that was waited for it.
 var ErrLocked = errors.New("another process holds its lock; try again")
@@ -83,8 +89,13 @@ func unmountOwn() error {
 		return nil
 	}
 	entries, err := os.ReadDir(bpffs)
-	if err != nil || len(entries) > 0 {
+	if err != nil {
 		return err
+	}
+	for _, e := range entries {
+		if !slices.Contains(kernelPins, e.Name()) {
+			return nil
+		}
 	}
 	if err := unix.Unmount(bpffs, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("unmount %s: %w", bpffs, err)

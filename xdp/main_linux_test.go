@@ -1,30 +1,99 @@
 package xdp
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tapir-cni/tapir/internal/testnode"
 )
 
-func TestMain(m *testing.M) { testnode.Main(m) }
+// helperEnv makes the test binary do one thing of another process and end: see helper.
+const helperEnv = "TAPIR_XDP_HELPER"
 
-func TestSmoke(t *testing.T) {
-	p, err := Ensure(DefaultDir)
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	t.Log(p.Digest())
-	for r := range programNames {
-		prog, err := p.program(r)
-		if err != nil {
-			t.Fatal(err)
+func TestMain(m *testing.M) {
+	if what := os.Getenv(helperEnv); what != "" && testnode.Inside() {
+		if err := helper(what, os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
 		}
-		info, _ := prog.Info()
-		n, _ := info.VerifiedInstructions()
-		t.Log(r, n)
+		os.Exit(0)
 	}
-	p.Close()
-	if err := Remove(DefaultDir); err != nil {
-		t.Fatal(err)
+	testnode.Main(m)
+}
+
+// helper is what other processes do:
+//
+//	ensure DIR                          prints the id of the guest program
+//	attach DIR NETNS TAP POD METHOD     attaches a pod with a TAP, by ifindexes
+func helper(what string, args []string) error {
+	// Programs and maps are charged to the cgroup, not to this limit.
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{}); err != nil {
+		return err
 	}
+	p, err := Ensure(args[0])
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	switch what {
+	case "ensure":
+		prog, err := p.program(RoleGuest)
+		if err != nil {
+			return err
+		}
+		id, err := programID(prog)
+		fmt.Println(id)
+		return err
+	case "attach":
+		return helperAttach(p, args[1], args[2:])
+	}
+	return fmt.Errorf("unknown helper %q", what)
+}
+
+func helperAttach(p *Programs, netns string, args []string) error {
+	runtime.LockOSThread()
+	ns, err := os.Open(netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	tap, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	pod, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	ep := guestEndpoint()
+	ep.Peer, ep.Redirect, ep.Counters = uint32(pod), RedirectPeer, uint32(tap)
+	err = p.Reserve(map[uint32]Endpoint{
+		uint32(tap): ep,
+		uint32(pod): {Role: RolePod, Peer: uint32(tap), Redirect: RedirectEgress, Counters: uint32(tap)},
+	})
+	if err != nil {
+		return err
+	}
+	if err := p.Attach(tap, RoleGuest, Method(args[2])); err != nil {
+		return err
+	}
+	return p.Attach(pod, RolePod, Method(args[2]))
+}
+
+// helperCommand is this binary as a helper, which dies with the test.
+func helperCommand(what string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), helperEnv+"="+what)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return cmd
 }

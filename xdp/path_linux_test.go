@@ -105,24 +105,31 @@ func TestTheHostsOwnStackTalksToTheGuest(t *testing.T) {
 	})
 }
 
-// A frame to a MAC that is nobody's must not be taken for the host's, and a broadcast must not be forwarded, though
-// bpf_redirect_peer() would make both the host's own.
-func TestFrameToAnotherMACIsNotTheHosts(t *testing.T) {
+// A frame to a MAC that is nobody's must not be taken for the host's, and a broadcast must stay one, though
+// bpf_redirect_peer() may make any frame the host's own.
+func TestPacketTypesAreRightOnTheHost(t *testing.T) {
 	eachPath(t, func(t *testing.T, s *sandbox) {
-		s.configureHost()
-		conn := s.hostUDP(7777)
-		s.tap.send(vnetHdr{}, with(hello(1), 0, strangerMAC...))
-		if h, _, ok := s.wire.receive(patience); !ok || h != (vnetHdr{}) {
-			t.Fatal("control: the frame is not on the wire")
-		}
-		s.tap.send(vnetHdr{}, hello(2))
-		buf := make([]byte, 100)
-		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
-		n, err := conn.Read(buf)
-		if err != nil || string(buf[:n]) != "hello 2" {
-			t.Errorf("got %q, %v; want %q alone", buf[:n], err, "hello 2")
+		for _, tt := range []struct {
+			dst  net.HardwareAddr
+			want uint8
+		}{
+			{GatewayMAC, unix.PACKET_HOST},
+			{broadcast, unix.PACKET_BROADCAST},
+			{multicastMAC(allNodes), unix.PACKET_MULTICAST},
+			{strangerMAC, unix.PACKET_OTHERHOST},
+		} {
+			s.tap.send(vnetHdr{}, with(hello(1), 0, tt.dst...))
+			fds := []unix.PollFd{{Fd: int32(s.wire.fd), Events: unix.POLLIN}}
+			if _, err := unix.Poll(fds, int(patience.Milliseconds())); err != nil {
+				t.Fatal(err)
+			}
+			_, from, err := unix.Recvfrom(s.wire.fd, make([]byte, 2000), 0)
+			if err != nil {
+				t.Fatalf("frame to %s: %v", tt.dst, err)
+			}
+			if got := from.(*unix.SockaddrLinklayer).Pkttype; got != tt.want {
+				t.Errorf("frame to %s has packet type %d, want %d", tt.dst, got, tt.want)
+			}
 		}
 	})
 }
