@@ -52,7 +52,7 @@ func TestNamesWhatTheCommandLeft(t *testing.T) {
 		{"named netns", "touch /run/netns/left; mount --bind /proc/self/ns/net /run/netns/left", "umount /run/netns/left; rm /run/netns/left", "mount /run/netns/left is new"},
 		{"bpffs directory", "mkdir /sys/fs/bpf/left", "rmdir /sys/fs/bpf/left", "BPF pin /sys/fs/bpf/left is new"},
 		{"file", "touch /run/left", "rm /run/left", "file /run/left is new"},
-		{"sysctl", "sysctl -qw net.ipv4.ip_forward=1", "sysctl -qw net.ipv4.ip_forward=0", `sysctl net/ipv4/ip_forward: was "0", is "1"`},
+		{"sysctl", "echo 1 > /proc/sys/net/ipv4/ip_forward", "echo 0 > /proc/sys/net/ipv4/ip_forward", `sysctl net/ipv4/ip_forward: was "0", is "1"`},
 		{"process", "sleep 60 & exit 0", "true", "process"},
 		{"process of its own session", "setsid sleep 60 & exit 0", "true", "sleep 60"},
 	} {
