@@ -123,6 +123,7 @@ func (r *Report) row(name string) *Row {
 func (r *Report) writeJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
 	return encoder.Encode(r)
 }
 
