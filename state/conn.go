@@ -89,7 +89,16 @@ func (s *Store) attempt(ctx context.Context, write bool, found *[]Attachment, fn
 	if err := fn(tx); err != nil || !write {
 		return err
 	}
-	return guard(c.path, "commit", func() error { return c.tx.Commit() })
+	size := c.tx.Size()
+	if err := guard(c.path, "commit", c.tx.Commit); err != nil {
+		return err
+	}
+	if c.wasteful(size) {
+		if err := c.compact(); err != nil {
+			s.log.Warn("the state stays larger than it need be", "error", err) // what was asked for is done
+		}
+	}
+	return nil
 }
 
 // open opens the file and begins a transaction. Errors of the system name the file; others are for a rebuild.
@@ -104,7 +113,7 @@ func (s *Store) open(write bool) (*conn, error) {
 		}
 	}
 	opts := &bbolt.Options{
-		Timeout: s.lockWait, NoSync: true, NoGrowSync: true, NoStatistics: true, ReadOnly: !write,
+		Timeout: s.lockWait, NoSync: true, NoGrowSync: true, ReadOnly: !write,
 		FreelistType: bbolt.FreelistArrayType, InitialMmapSize: mmapSize,
 		OpenFile: func(name string, flag int, mode os.FileMode) (f *os.File, err error) {
 			c.file, err = os.OpenFile(name, flag, mode)

@@ -185,7 +185,7 @@ func (s *Store) Remove(ctx context.Context) (removed bool, err error) {
 				return err
 			}
 		}
-		for _, name := range []string{"state.db", "state.db.previous-boot", "adding", "lock"} {
+		for _, name := range []string{"state.db", "state.db.previous-boot", "state.db.new", "adding", "lock"} {
 			// A directory with a hold in it stays.
 			err := os.Remove(filepath.Join(s.dir, name))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
