@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -74,9 +75,9 @@ func (c *checker) value(raw []byte, t reflect.Type, path string) {
 	}
 	switch t.Kind() {
 	case reflect.Struct:
-		c.object(raw, path, func(key string) (reflect.Type, bool) { return field(t, key) }, func() []string { return Keys(t) })
+		c.object(raw, path, func(key string) (reflect.StructField, bool) { return field(t, key) }, func() []string { return Keys(t) })
 	case reflect.Map:
-		c.object(raw, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
+		c.object(raw, path, func(string) (reflect.StructField, bool) { return reflect.StructField{Type: t.Elem()}, true }, nil)
 	case reflect.Slice, reflect.Array:
 		if t.Elem().Kind() == reflect.Uint8 && raw[0] == '"' {
 			c.decode(raw, t, path)
@@ -88,8 +89,8 @@ func (c *checker) value(raw []byte, t reflect.Type, path string) {
 	}
 }
 
-// object checks each key of an object; lookup gives its type.
-func (c *checker) object(raw []byte, path string, lookup func(string) (reflect.Type, bool), known func() []string) {
+// object checks each key of an object; lookup gives the field that it is decoded into.
+func (c *checker) object(raw []byte, path string, lookup func(string) (reflect.StructField, bool), known func() []string) {
 	if raw[0] != '{' {
 		c.mismatch(path, "an object", raw)
 		return
@@ -106,11 +107,29 @@ func (c *checker) object(raw []byte, path string, lookup func(string) (reflect.T
 			c.fault(path, "key %q is given more than once", key)
 		}
 		seen[key] = true
-		if t, ok := lookup(key); ok {
-			c.value(value, t, KeyPath(path, key))
-		} else {
+		switch f, ok := lookup(key); {
+		case !ok:
 			c.fault(path, "%s", Unknown(key, known()))
+		case quoted(f):
+			c.quoted(key, value, f, KeyPath(path, key))
+		default:
+			c.value(value, f.Type, KeyPath(path, key))
 		}
+	}
+}
+
+// quoted tells whether a field is a number or the like inside a string.
+func quoted(f reflect.StructField) bool {
+	_, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return slices.Contains(strings.Split(options, ","), "string")
+}
+
+// quoted checks a value of such a field, which only a struct that has it can decode.
+func (c *checker) quoted(key string, raw []byte, f reflect.StructField, path string) {
+	name, _ := json.Marshal(key)
+	object := fmt.Appendf(nil, "{%s:%s}", name, raw)
+	if json.Unmarshal(object, reflect.New(reflect.StructOf([]reflect.StructField{f})).Interface()) != nil {
+		c.mismatch(path, fmt.Sprintf("a string with a JSON %s inside", f.Type), raw)
 	}
 }
 
@@ -135,7 +154,9 @@ func (c *checker) scalar(raw []byte, t reflect.Type, path string) {
 			c.mismatch(path, "true or false", raw)
 		}
 	case reflect.String:
-		if raw[0] != '"' {
+		if t == reflect.TypeFor[json.Number]() {
+			c.decode(raw, t, path)
+		} else if raw[0] != '"' {
 			c.mismatch(path, "a string", raw)
 		}
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
@@ -143,13 +164,16 @@ func (c *checker) scalar(raw []byte, t reflect.Type, path string) {
 		c.whole(raw, err, fmt.Sprintf("%d to %d", -1<<(t.Bits()-1), 1<<(t.Bits()-1)-1), path)
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
 		_, err := strconv.ParseUint(string(raw), 10, t.Bits())
+		if _, below := strconv.ParseInt(string(raw), 10, 64); below == nil && raw[0] == '-' && err != nil {
+			err = strconv.ErrRange
+		}
 		c.whole(raw, err, fmt.Sprintf("0 to %d", ^uint64(0)>>(64-t.Bits())), path)
 	case reflect.Float32, reflect.Float64:
 		if !number(raw) {
 			c.mismatch(path, "a number", raw)
-			return
+		} else if _, err := strconv.ParseFloat(string(raw), t.Bits()); err != nil {
+			c.fault(path, "want a number that fits %d bits, got %s", t.Bits(), raw)
 		}
-		c.decode(raw, t, path)
 	default:
 		c.decode(raw, t, path)
 	}
@@ -199,13 +223,10 @@ func (c *checker) mismatch(path, want string, raw []byte) {
 }
 
 // field finds the type of the field of a struct that a key is decoded into.
-func field(t reflect.Type, key string) (found reflect.Type, ok bool) {
+func field(t reflect.Type, key string) (found reflect.StructField, ok bool) {
 	eachKey(t, func(name string, f reflect.StructField) {
 		if name == key && !ok {
-			found, ok = f.Type, true
-			if strings.Contains(f.Tag.Get("json"), ",string") {
-				found = reflect.TypeFor[any]() // a number in a string: encoding/json has the last word
-			}
+			found, ok = f, true
 		}
 	})
 	return found, ok
@@ -214,7 +235,11 @@ func field(t reflect.Type, key string) (found reflect.Type, ok bool) {
 // Keys are the keys that a struct type is decoded from, in the order of its fields.
 func Keys(t reflect.Type) []string {
 	var keys []string
-	eachKey(t, func(name string, _ reflect.StructField) { keys = append(keys, name) })
+	eachKey(t, func(name string, _ reflect.StructField) {
+		if !slices.Contains(keys, name) { // one of an embedded struct that is shadowed
+			keys = append(keys, name)
+		}
+	})
 	return keys
 }
 
