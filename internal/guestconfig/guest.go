@@ -116,9 +116,9 @@ func (g Guest) gatewayOf(dst netip.Prefix) netip.Addr {
 	return netip.Addr{}
 }
 
-// onLink says whether gw lies inside one of the guest's own prefixes.
+// onLink says whether gw lies inside one of the guest's own prefixes; an IPv6 link-local one always is.
 func (g Guest) onLink(gw netip.Addr) bool {
-	return slices.ContainsFunc(g.Addresses, func(a state.Address) bool {
+	return gw.Is6() && gw.IsLinkLocalUnicast() || slices.ContainsFunc(g.Addresses, func(a state.Address) bool {
 		return a.Prefix.Masked().Contains(gw)
 	})
 }
