@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/ipam"
@@ -25,12 +26,12 @@ func (p *plugin) add(args *skel.CmdArgs) (err error) {
 	if err != nil {
 		return err
 	}
-	if present(cfg.PrevResult) {
-		fs.Add("prevResult", "chaining is not built yet; put tapir first in the list")
-	}
-	plan, err := newPlan(cfg, fs, args)
+	plan, err := newPlan(cfg, fs, args, present(cfg.PrevResult))
 	if err != nil {
 		return err
+	}
+	if plan.Chained && plan.Plain {
+		return printResult(plan.prev, cfg.CNIVersion) // no opt-in: as if tapir were not in the list
 	}
 	p.trace.Mark("config")
 	netns, err := openSandbox(args.Netns)
@@ -51,11 +52,16 @@ func (p *plugin) add(args *skel.CmdArgs) (err error) {
 	if err != nil {
 		return fmt.Errorf("add %s: %w", plan.Key, err)
 	}
-	result, err := buildResult(rec, plan.Layout, cfg.CNIVersion)
+	return printResult(buildResult(rec, plan), cfg.CNIVersion)
+}
+
+// printResult writes a result to stdout in the configuration's version.
+func printResult(r *current.Result, version string) error {
+	out, err := r.GetAsVersion(version)
 	if err != nil {
-		return err
+		return fmt.Errorf("convert the result to version %q: %w", version, err)
 	}
-	return types.PrintResult(result, cfg.CNIVersion)
+	return types.PrintResult(out, version)
 }
 
 // addHeld does the work of ADD while the attachment's hold is kept.
@@ -89,18 +95,21 @@ func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, ne
 	defer progs.Close()
 	p.trace.Mark("open")
 
-	rec, err := newRecord(plan, host, progs)
+	a := &apply{plan: plan, netns: netns, host: host, pod: pod, progs: progs, undo: &u, trace: p.trace}
+	rec, err := a.record(ctx)
 	if err != nil {
 		return nil, err
 	}
+	a.rec = rec
 	if err := p.reserve(ctx, store, plan, rec, progs, &u); err != nil {
 		return nil, err
 	}
 	p.trace.Mark("IPAM and state")
-	if err := ensureForwarding(ctx, store, rec.Addresses); err != nil {
-		return nil, err
+	if !plan.Chained {
+		if err := ensureForwarding(ctx, store, rec.Addresses); err != nil {
+			return nil, err
+		}
 	}
-	a := &apply{plan: plan, rec: rec, netns: netns, host: host, pod: pod, progs: progs, undo: &u, trace: p.trace}
 	if err := a.run(); err != nil {
 		return nil, err
 	}
@@ -110,51 +119,6 @@ func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, ne
 	}
 	p.trace.Mark("record")
 	return rec, nil
-}
-
-// newRecord is the attachment as far as the plan and the node decide it.
-func newRecord(plan *Plan, host *rtnl.Conn, progs *xdp.Programs) (*state.Attachment, error) {
-	mtu := plan.MTU
-	if mtu == 0 {
-		var err error
-		if mtu, err = defaultRouteMTU(host); err != nil {
-			return nil, err
-		}
-		if mtu < minIPv6MTU && hasIPv6(plan.Subnets) {
-			return nil, withCode(types.ErrInvalidNetworkConfig, fmt.Errorf("mtu: the default route's device has %d and IPv6 wants at least %d; set \"mtu\" or leave IPv6 out of \"ranges\"", mtu, minIPv6MTU))
-		}
-	}
-	method, err := redirectMethod(plan.Redirect)
-	if err != nil {
-		return nil, err
-	}
-	rec := &state.Attachment{
-		Key: plan.Key, Status: state.Pending, Created: time.Now().UTC().Truncate(time.Millisecond), Netns: plan.Netns,
-		Pod: state.Device{Name: plan.Key.IfName, MAC: plan.MAC.String()}, Host: state.Device{Name: plan.HostName, MAC: xdp.GatewayMAC.String()},
-		Placement: PlacementPod, VMM: plan.VMM, MTU: mtu, GuestMAC: plan.MAC.String(), DNS: plan.DNS,
-		SpoofCheck: plan.SpoofCheck, Redirect: string(method), Programs: progs.Digest(),
-	}
-	if plan.Masquerade {
-		rec.Masquerade = masqChain(plan.Key.Network, plan.NoMasq)
-	}
-	if !plan.Plain {
-		rec.TAP = state.Device{Name: plan.TapName, MAC: xdp.GatewayMAC.String()}
-		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue = plan.Queues, plan.Owner, plan.Group, plan.TxQueue
-	}
-	return rec, nil
-}
-
-// redirectMethod is the hook that "redirect" leads to. On devices of its own "auto" is clsact: each attach to tcx, and
-// each detach, waits for an RCU grace period with the kernel's RTNL lock held, 12 ms here, which one ADD would do twice
-// and a node full of ADDs in turn (docs/benchmarks.md has both).
-func redirectMethod(want string) (xdp.Method, error) {
-	if want != redirectTCX {
-		return xdp.MethodClsact, nil
-	}
-	if err := xdp.HaveTCX(); err != nil {
-		return "", fmt.Errorf("redirect %q: %w; set \"redirect\" to \"auto\" or \"clsact\"", want, err)
-	}
-	return xdp.MethodTCX, nil
 }
 
 // Offsets of an attachment's devices in its block of four ifindexes.
@@ -181,12 +145,17 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 		if err := refuseDuplicate(tx, rec); err != nil {
 			return err
 		}
-		leases, err := ipam.Acquire(tx, plan.IPAM)
-		if err != nil {
-			return err
+		if !plan.Chained && plan.Delegate == "" {
+			leases, err := ipam.Acquire(tx, plan.IPAM)
+			if err != nil {
+				return err
+			}
+			rec.Addresses, rec.Routes = leases, routesFor(plan.Routes, leases)
 		}
-		rec.Addresses = leases
-		rec.Routes = routesFor(plan.Routes, leases)
+		if plan.Masquerade {
+			rec.Masquerade = masqChain(rec.Network, exceptions(rec, plan))
+		}
+		var err error
 		if taken, err = reserveIndexes(tx, rec, progs); err != nil {
 			return err
 		}
@@ -230,7 +199,9 @@ func reserveIndexes(tx *state.Tx, rec *state.Attachment, progs *xdp.Programs) ([
 		if err != nil {
 			return nil, err
 		}
-		rec.Pod.Index, rec.Host.Index = int(block+offsetPod), int(block+offsetHost)
+		if !rec.Chained { // else it is there already
+			rec.Pod.Index, rec.Host.Index = int(block+offsetPod), int(block+offsetHost)
+		}
 		if rec.TAP.Name != "" {
 			rec.TAP.Index = int(block + offsetTAP)
 		}

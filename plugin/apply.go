@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -30,6 +31,9 @@ func (a *apply) run() error {
 		return err
 	}
 	a.trace.Mark("devices and programs")
+	if a.plan.Chained {
+		return nil
+	}
 	if err := a.hostSide(); err != nil {
 		return err
 	}
@@ -39,7 +43,7 @@ func (a *apply) run() error {
 		return nil
 	}
 	a.undo.push("masquerade", func() error { return removeMasquerade(chain, a.rec.Addresses) })
-	err := addMasquerade(chain, a.plan.NoMasq, a.rec.Addresses)
+	err := addMasquerade(chain, exceptions(a.rec, a.plan), a.rec.Addresses)
 	a.trace.Mark("masquerade")
 	return err
 }
@@ -52,17 +56,24 @@ func (a *apply) podSide() error {
 			return err
 		}
 	}
-	if err := a.makeVeth(); err != nil {
-		return err
-	}
-	if a.plan.Plain {
-		return a.addressPod()
-	}
-	if err := a.progs.Attach(a.rec.Pod.Index, xdp.RolePod, xdp.Method(a.rec.Redirect)); err != nil {
-		return err
-	}
-	if err := a.pod.Configure(a.rec.Pod.Index, rtnl.Settings{Up: true, Name: a.rec.Pod.Name}); err != nil {
-		return err
+	switch {
+	case a.plan.Chained:
+		if err := a.attachForeign(); err != nil {
+			return err
+		}
+	default:
+		if err := a.makeVeth(); err != nil {
+			return err
+		}
+		if a.plan.Plain {
+			return a.addressPod()
+		}
+		if err := a.progs.Attach(a.rec.Pod.Index, xdp.RolePod, xdp.Method(a.rec.Redirect)); err != nil {
+			return err
+		}
+		if err := a.pod.Configure(a.rec.Pod.Index, rtnl.Settings{Up: true, Name: a.rec.Pod.Name}); err != nil {
+			return err
+		}
 	}
 	// Last, and for good: one write to a TAP that is down gives a VMM EIO.
 	return a.pod.Configure(a.rec.TAP.Index, rtnl.Settings{Up: true, Name: a.rec.TAP.Name})
@@ -82,7 +93,26 @@ func (a *apply) makeTap() error {
 	if err := a.pod.SetNoqueue(dev.Index); err != nil {
 		return fmt.Errorf("tap %q: %w", dev.Name, err)
 	}
-	return a.progs.Attach(dev.Index, xdp.RoleGuest, xdp.Method(a.rec.Redirect))
+	method := xdp.Method(a.rec.Redirect)
+	if a.plan.Chained {
+		method = xdp.MethodClsact // the TAP is tapir's own
+	}
+	return a.progs.Attach(dev.Index, xdp.RoleGuest, method)
+}
+
+// attachForeign leads what the interface of the plugin before receives to the TAP. It runs on a thread in the pod's netns.
+func (a *apply) attachForeign() error {
+	dev := a.rec.Pod
+	if err := a.progs.AttachForeign(dev.Index, uint32(a.rec.TAP.Index), xdp.Method(a.rec.Redirect)); err != nil {
+		if errors.Is(err, xdp.ErrInUse) {
+			return withCode(CodeBusy, fmt.Errorf("%q has a TAP of tapir already: %w", dev.Name, err))
+		}
+		return fmt.Errorf("%q: %w", dev.Name, err)
+	}
+	a.undo.push("program on "+dev.Name, func() error {
+		return a.netns.Do(func(ns.NetNS) error { return xdp.DetachForeign(dev.Index, uint32(a.rec.TAP.Index)) })
+	})
+	return nil
 }
 
 // makeVeth creates both ends where they stay. The pod end has the guest's MAC: what the node sends to the guest passes

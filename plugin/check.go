@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,8 +9,6 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
-	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/state"
@@ -23,9 +22,12 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	plan, err := newPlan(cfg, fs, args)
+	plan, err := newPlan(cfg, fs, args, !present(cfg.IPAM))
 	if err != nil {
 		return err
+	}
+	if plan.Chained && plan.Plain {
+		return nil // ADD passed it through
 	}
 	rec, findings, err := p.recorded(context.Background(), plan)
 	if err != nil {
@@ -35,7 +37,7 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 		findings = append(findings, fmt.Sprintf("netns: want %q, got CNI_NETNS %q", rec.Netns, args.Netns))
 	}
 	findings = append(findings, comparePlan(plan, rec)...)
-	findings = append(findings, comparePrevResult(cfg.PrevResult, rec)...)
+	findings = append(findings, comparePrevResult(cfg.PrevResult, cfg.CNIVersion, rec)...)
 	rec.Netns = args.Netns
 	more, err := p.inspect(rec)
 	if err != nil {
@@ -64,6 +66,12 @@ func (p *plugin) recorded(ctx context.Context, plan *Plan) (rec state.Attachment
 	if !ok || rec.Status != state.Ready {
 		return rec, nil, withCode(CodeDiffers, fmt.Errorf("check %s: there is no finished ADD of it in %q", plan.Key, plan.StateDir))
 	}
+	if plan.Chained {
+		return rec, nil, nil // the lease is another plugin's affair
+	}
+	if plan.Delegate != "" {
+		return rec, nil, delegate(ctx, "CHECK", plan.Delegate, plan.stdin)
+	}
 	held := map[string]bool{}
 	for _, l := range lease.Addresses {
 		held[l.Prefix.Addr().String()] = true
@@ -80,7 +88,9 @@ func (p *plugin) recorded(ctx context.Context, plan *Plan) (rec state.Attachment
 // not know all of it.
 func comparePlan(plan *Plan, rec state.Attachment) []string {
 	var f findings
-	f.differ("guest MAC", plan.MAC.String(), rec.GuestMAC)
+	if plan.MAC != nil {
+		f.differ("guest MAC", plan.MAC.String(), rec.GuestMAC)
+	}
 	if plan.MTU != 0 {
 		f.differ("mtu", plan.MTU, rec.MTU)
 	}
@@ -103,21 +113,18 @@ func optional(n *int) string {
 }
 
 // comparePrevResult holds the result that the runtime kept against the record.
-func comparePrevResult(raw json.RawMessage, rec state.Attachment) []string {
+func comparePrevResult(raw json.RawMessage, confVersion string, rec state.Attachment) []string {
 	if !present(raw) {
 		return nil
 	}
-	var version struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if err := json.Unmarshal(raw, &version); err != nil {
-		return []string{fmt.Sprintf("prevResult: %v", err)}
-	}
-	prev, err := types100(version.CNIVersion, raw)
+	prev, err := parsePrev(raw, confVersion)
 	if err != nil {
 		return []string{fmt.Sprintf("prevResult: %v", err)}
 	}
 	var f findings
+	if rec.Chained {
+		return nil // what stands in it is compared by the plugin that made it
+	}
 	want := map[string]bool{}
 	for _, a := range rec.Addresses {
 		want[a.Prefix.String()] = false
@@ -141,16 +148,15 @@ func comparePrevResult(raw json.RawMessage, rec state.Attachment) []string {
 	return f
 }
 
-// types100 reads a result of any version that tapir speaks.
-func types100(version string, raw []byte) (*current.Result, error) {
-	if version == "" {
-		version = current.ImplementedSpecVersion
+// resultVersion is the version that a result says it has, else that of the configuration.
+func resultVersion(raw []byte, confVersion string) (string, error) {
+	var v struct {
+		CNIVersion string `json:"cniVersion"`
 	}
-	r, err := create.Create(version, raw)
-	if err != nil {
-		return nil, err
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return "", err
 	}
-	return current.NewResultFromResult(r)
+	return cmp.Or(v.CNIVersion, confVersion), nil
 }
 
 // findings are differences between what was asked for and what is.
@@ -184,7 +190,9 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 		f = append(f, checkEntries(progs, rec)...)
 	}
 	k := &inspection{rec: rec, progs: progs}
-	k.hostSide(host)
+	if !rec.Chained {
+		k.hostSide(host)
+	}
 	err = netns.Do(func(ns.NetNS) error { return k.inPod() })
 	return append(f, k.findings...), err
 }

@@ -54,8 +54,8 @@ type Config struct {
 	StateDir string `json:"stateDir" default:"/run/tapir"`
 	// Folder of Kata's directly attachable networks (vmm kata with placement host).
 	DANDir string `json:"danDir" default:"/run/kata-containers/dans"`
-	// Address management: tapir-ipam, in process.
-	IPAM *ipam.Config `json:"ipam"`
+	// Address management: tapir-ipam, in process, or any other IPAM plugin, which is executed and has keys of its own. Absent after another plugin.
+	IPAM json.RawMessage `json:"ipam"`
 
 	// DNS of the guest, as in the CNI result.
 	DNS DNSConfig `json:"dns"`
@@ -63,7 +63,7 @@ type Config struct {
 	Capabilities map[string]bool `json:"capabilities" default:"{}"`
 	// What the runtime filled in; written by the runtime, not by people.
 	RuntimeConfig RuntimeConfig `json:"runtimeConfig"`
-	// The result of the plugin before; written by the runtime.
+	// The result of the plugin before, to whose interface the TAP is added; written by the runtime.
 	PrevResult json.RawMessage `json:"prevResult" default:"none"`
 	// Arguments by the old "args" convention: cni.ips, cni.mac. Others are ignored.
 	Args json.RawMessage `json:"args" default:"none"`

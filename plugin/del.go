@@ -18,6 +18,8 @@ type removal struct {
 	Name     string `json:"name"`
 	StateDir string `json:"stateDir"`
 	DANDir   string `json:"danDir"`
+
+	IPAM json.RawMessage `json:"ipam"`
 }
 
 func parseRemoval(stdin []byte) (removal, error) {
@@ -36,7 +38,19 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	}
 	p.trace.Mark("config")
 	key := state.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
-	return p.removeHeld(context.Background(), conf.StateDir, key, args.Netns, nil)
+	ctx := context.Background()
+	if err := p.removeHeld(ctx, conf.StateDir, key, args.Netns, nil); err != nil {
+		return err
+	}
+	return conf.delegate(ctx, "DEL", args.StdinData)
+}
+
+// delegate runs the verb of the IPAM plugin where that is not in process.
+func (r removal) delegate(ctx context.Context, verb string, stdin []byte) error {
+	if t := ipamTypeOf(r.IPAM); t != "" && t != ipamType {
+		return delegate(ctx, verb, t, stdin)
+	}
+	return nil
 }
 
 // removeHeld removes an attachment under its hold, after an ADD of it that still runs. Where meant is given it is asked,

@@ -22,6 +22,9 @@ func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 		guest.Addresses = append(guest.Addresses, a.Prefix)
 	}
 	tapIndex, podIndex, hostIndex := uint32(rec.TAP.Index), uint32(rec.Pod.Index), uint32(rec.Host.Index)
+	if rec.Chained {
+		return chainedEndpoint(rec, guest)
+	}
 	if rec.TAP.Name == "" {
 		guest.Role, guest.Counters = xdp.RoleHost, hostIndex
 		return map[uint32]xdp.Endpoint{hostIndex: guest}, nil
@@ -29,6 +32,25 @@ func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 	guest.Role, guest.Counters, guest.Peer, guest.Redirect = xdp.RoleGuest, tapIndex, podIndex, xdp.RedirectPeer
 	pod := xdp.Endpoint{Role: xdp.RolePod, Counters: tapIndex, Peer: tapIndex, Redirect: xdp.RedirectEgress, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC}
 	return map[uint32]xdp.Endpoint{tapIndex: guest, podIndex: pod}, nil
+}
+
+// chainedEndpoint is the entry of a TAP on the interface of another plugin. Frames leave by that interface's egress, and its
+// neighbours are real: nothing is answered but gateways that have a permanent entry.
+func chainedEndpoint(rec *state.Attachment, guest xdp.Endpoint) (map[uint32]xdp.Endpoint, error) {
+	tapIndex := uint32(rec.TAP.Index)
+	guest.Role, guest.Counters, guest.Peer, guest.Redirect = xdp.RoleGuest, tapIndex, uint32(rec.Pod.Index), xdp.RedirectEgress
+	guest.Gateways = rec.Answer
+	for i, p := range guest.Addresses {
+		guest.Addresses[i] = single(p.Addr())
+	}
+	if rec.AnswerMAC != "" {
+		mac, err := net.ParseMAC(rec.AnswerMAC)
+		if err != nil {
+			return nil, fmt.Errorf("gateway MAC: %w", err)
+		}
+		guest.GatewayMAC = mac
+	}
+	return map[uint32]xdp.Endpoint{tapIndex: guest}, nil
 }
 
 // routesFor are the routes of the families that the guest has an address of, each with a gateway where there is one.

@@ -39,6 +39,7 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 	for _, a := range dead {
 		errs = append(errs, p.removeHeld(ctx, conf.StateDir, a.Key, a.Netns, sameAs(a)))
 	}
+	errs = append(errs, conf.delegate(ctx, "GC", args.StdinData))
 	return errors.Join(errs...)
 }
 

@@ -34,22 +34,24 @@ func (k *inspection) link(conn *rtnl.Conn, dev state.Device) netlink.Link {
 	k.differ(dev.Name+": ifindex", dev.Index, a.Index)
 	k.differ(dev.Name+": MAC", dev.MAC, a.HardwareAddr.String())
 	k.differ(dev.Name+": mtu", k.rec.MTU, a.MTU)
-	k.differ(dev.Name+": alias", k.rec.Alias(), a.Alias)
+	if !k.rec.Chained || dev.Name == k.rec.TAP.Name {
+		k.differ(dev.Name+": alias", k.rec.Alias(), a.Alias)
+	}
 	if a.RawFlags&unix.IFF_UP == 0 {
 		k.add("%s: is down", dev.Name)
 	}
 	return link
 }
 
-func (k *inspection) attached(dev state.Device, role xdp.Role) {
-	if k.progs == nil || k.rec.Redirect == "" {
+func (k *inspection) attached(dev state.Device, role xdp.Role, method string) {
+	if k.progs == nil || method == "" {
 		return
 	}
-	ok, err := k.progs.Attached(dev.Index, role, xdp.Method(k.rec.Redirect))
+	ok, err := k.progs.Attached(dev.Index, role, xdp.Method(method))
 	if err != nil {
 		k.add("%s: %v", dev.Name, err)
 	} else if !ok {
-		k.add("%s: its %s program is not attached", dev.Name, k.rec.Redirect)
+		k.add("%s: its %s program is not attached", dev.Name, method)
 	}
 }
 
@@ -60,7 +62,7 @@ func (k *inspection) hostSide(host *rtnl.Conn) {
 		return
 	}
 	if k.plain() {
-		k.attached(k.rec.Host, xdp.RoleHost)
+		k.attached(k.rec.Host, xdp.RoleHost, k.rec.Redirect)
 	}
 	var want []netip.Prefix
 	for _, gw := range gateways(k.rec.Addresses) {
@@ -154,14 +156,36 @@ func (k *inspection) podSide(pod *rtnl.Conn) {
 		}
 		return
 	}
-	if link != nil {
-		k.attached(k.rec.Pod, xdp.RolePod)
+	if k.rec.Chained {
+		k.foreign(link)
+	} else if link != nil {
+		k.attached(k.rec.Pod, xdp.RolePod, k.rec.Redirect)
 	}
 	if k.link(pod, k.rec.TAP) == nil {
 		return
 	}
-	k.attached(k.rec.TAP, xdp.RoleGuest)
+	method := k.rec.Redirect
+	if k.rec.Chained {
+		method = string(xdp.MethodClsact)
+	}
+	k.attached(k.rec.TAP, xdp.RoleGuest, method)
 	k.tap(pod)
+}
+
+// foreign compares what leads from the interface of the plugin before to the TAP.
+func (k *inspection) foreign(link netlink.Link) {
+	if link == nil {
+		return
+	}
+	got, err := xdp.AttachedForeign(link.Attrs().Index)
+	switch {
+	case err != nil:
+		k.add("%s: %v", k.rec.Pod.Name, err)
+	case got.Method == "":
+		k.add("%s: the program that leads to %s is not attached", k.rec.Pod.Name, k.rec.TAP.Name)
+	case got.TAP != uint32(k.rec.TAP.Index):
+		k.add("%s: leads to a tap with ifindex %d, want %d", k.rec.Pod.Name, got.TAP, k.rec.TAP.Index)
+	}
 }
 
 func (k *inspection) podRoutes(pod *rtnl.Conn) {

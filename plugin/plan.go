@@ -14,13 +14,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/tapir-cni/tapir/ipam"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/xdp"
 )
-
-// ipamType is the IPAM plugin that runs in process.
-const ipamType = "tapir-ipam"
 
 // tapAnnotation opts a pod in where "when" is "annotated".
 const tapAnnotation = "tapir.dev/tap"
@@ -49,15 +47,22 @@ type Plan struct {
 
 	SpoofCheck bool
 	Masquerade bool
-	NoMasq     []netip.Prefix // destinations that are not masqueraded
+	NoMasq     []string // nonMasqueradeCIDRs
 
-	IPAM    ipam.Request
-	Routes  []state.Route  // of the guest
-	Subnets []netip.Prefix // of all ranges
+	// Chained is an ADD after another plugin, to whose interface the TAP is added.
+	Chained bool
+	prev    *current.Result
+
+	Delegate string // the IPAM plugin to execute; empty: in process, by IPAM
+	stdin    []byte // the configuration, for that plugin
+	IPAM     ipam.Request
+	Routes   []state.Route  // of the guest
+	Subnets  []netip.Prefix // of all ranges
 }
 
-// newPlan turns a configuration and the CNI arguments into a plan, or returns every fault of both at once.
-func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs) (*Plan, error) {
+// newPlan turns a configuration and the CNI arguments into a plan, or returns every fault of both at once. chained tells
+// whether tapir is called after another plugin.
+func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*Plan, error) {
 	a, argFaults := parseArgs(args.Args)
 	conv, convFaults := parseConventions(cfg.Args)
 	fs := slices.Concat(cfgFaults, cfg.validate(), convFaults)
@@ -69,14 +74,24 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs) (*Plan, error) {
 		Plain:    cfg.When == whenAnnotated && !cfg.optedIn(a),
 		Queues:   cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, VMM: cfg.VMM,
 		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
-		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq,
+		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq, NoMasq: cfg.NonMasqueradeCIDRs, stdin: args.StdinData,
 	}
 	checkAlias(&fs, p.Key)
 	checkDeviceName(&argFaults, "CNI_IFNAME", args.IfName)
 	p.HostName = hostName(p.Key)
+	if p.Chained = chained; p.Chained && present(cfg.PrevResult) {
+		var err error
+		if p.prev, err = parsePrev(cfg.PrevResult, cfg.CNIVersion); err != nil {
+			fs.Add("prevResult", err.Error())
+		}
+	}
 	p.planTap(cfg, a, &fs, &argFaults)
 	p.planMAC(cfg, a, conv, &fs, &argFaults)
-	p.planIPAM(cfg, a, conv, &fs)
+	if p.Chained {
+		cfg.validateChained(&fs)
+	} else {
+		p.planIPAM(cfg, a, conv, &fs)
+	}
 	if len(fs) > 0 {
 		return nil, refuse(types.ErrInvalidNetworkConfig, append(fs, argFaults...))
 	}
@@ -122,7 +137,9 @@ func (p *Plan) planMAC(cfg *Config, a Args, conv conventions, fs, argFaults *fau
 	checkMAC(fs, "args.cni.mac", conv.MAC)
 	given := cmp.Or(cfg.RuntimeConfig.MAC, conv.MAC, a.MAC, cfg.MAC)
 	if given == "" {
-		p.MAC = derivedMAC(p.Key)
+		if !p.Chained { // then it is the interface's
+			p.MAC = derivedMAC(p.Key)
+		}
 		return
 	}
 	mac, err := parseMAC(given)
@@ -136,20 +153,25 @@ func (p *Plan) planMAC(cfg *Config, a Args, conv conventions, fs, argFaults *fau
 }
 
 func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
-	if cfg.IPAM == nil {
+	switch t := ipamTypeOf(cfg.IPAM); {
+	case !present(cfg.IPAM):
 		fs.Add("ipam", `is missing; want {"type": "tapir-ipam", "ranges": [[{"subnet": "10.9.0.0/24"}]]}`)
 		return
-	}
-	if cfg.IPAM.Type != ipamType {
-		fs.Add("ipam.type", fmt.Sprintf("want %q, got %q; other IPAM plugins are not built yet", ipamType, cfg.IPAM.Type))
+	case t == "":
+		fs.Add("ipam.type", fmt.Sprintf("want %q or the name of another IPAM plugin", ipamType))
+		return
+	case t != ipamType:
+		p.Delegate = t
 		return
 	}
-	if dir := cfg.IPAM.StateDir; dir != "" && dir != cfg.StateDir {
+	own, problems := ownIPAM(cfg.IPAM)
+	*fs = append(*fs, problems...)
+	if dir := own.StateDir; dir != "" && dir != cfg.StateDir {
 		fs.Add("ipam.stateDir", fmt.Sprintf("want the same as stateDir, %q, got %q", cfg.StateDir, dir))
 	}
 	more, problems := ipam.ParseRanges(cfg.RuntimeConfig.IPRanges, "runtimeConfig.ipRanges")
 	*fs = append(*fs, problems...)
-	set, problems := cfg.IPAM.Validate(more...)
+	set, problems := own.Validate(more...)
 	*fs = append(*fs, problems.Under("ipam")...)
 	p.IPAM = ipam.Request{Key: p.Key, Sets: set.Sets, ReuseDelay: set.ReuseDelay}
 	p.Routes = set.Routes
@@ -160,7 +182,6 @@ func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
 	for _, s := range set.Sets {
 		p.Subnets = append(p.Subnets, s.Subnets()...)
 	}
-	p.NoMasq = noMasq(cfg, p.Subnets)
 	if p.MTU != 0 && p.MTU < minIPv6MTU && hasIPv6(p.Subnets) {
 		fs.Add("mtu", fmt.Sprintf("want at least %d with IPv6 ranges, got %d", minIPv6MTU, p.MTU))
 	}
@@ -168,13 +189,13 @@ func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
 
 // noMasq are the destinations that keep the pod's own address: the network's ranges, what the configuration names,
 // link-local and multicast.
-func noMasq(cfg *Config, subnets []netip.Prefix) []netip.Prefix {
+func noMasq(subnets []netip.Prefix, cidrs []string) []netip.Prefix {
 	out := []netip.Prefix{
 		netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/4"),
 		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
 	}
 	out = append(out, subnets...)
-	for _, s := range cfg.NonMasqueradeCIDRs {
+	for _, s := range cidrs {
 		if prefix, err := netip.ParsePrefix(s); err == nil { // a bad one is reported by validate
 			out = append(out, prefix.Masked())
 		}

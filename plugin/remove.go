@@ -77,10 +77,7 @@ func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
 		return indexes, errors.Join(append(errs, err)...)
 	}
 	defer host.Close()
-	name := rec.Host.Name
-	if name == "" {
-		name = hostName(rec.Key)
-	}
+	name := cmp.Or(rec.Host.Name, hostName(rec.Key))
 	link, err := host.LinkByName(name)
 	switch {
 	case rtnl.Gone(err):
@@ -113,7 +110,32 @@ func removeInPod(rec state.Attachment, path string) ([]uint32, error) {
 		return nil, fmt.Errorf("enter netns %q: %w", path, err)
 	}
 	defer conn.Close()
-	return removeTagged(conn, rec)
+	indexes, err := removeTagged(conn, rec)
+	if rec.Status != "" && !rec.Chained {
+		return indexes, err // by its record it has nothing on an interface of others
+	}
+	err = errors.Join(err, netns.Do(func(ns.NetNS) error { return detachForeign(conn, rec, indexes) }))
+	return indexes, err
+}
+
+// detachForeign takes the program that led to the attachment's TAP off the interface of the plugin before. It runs on a
+// thread in the sandbox. Whose program it is its name tells, so that another attachment's stays.
+func detachForeign(conn *rtnl.Conn, rec state.Attachment, removed []uint32) error {
+	link, err := conn.LinkByName(rec.IfName)
+	if err != nil {
+		if rtnl.Gone(err) {
+			return nil
+		}
+		return fmt.Errorf("look up %q: %w", rec.IfName, err)
+	}
+	index := link.Attrs().Index
+	var errs []error
+	for _, tap := range append(removed, uint32(rec.TAP.Index)) {
+		if tap != 0 {
+			errs = append(errs, xdp.DetachForeign(index, tap))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // removeTagged deletes the attachment's devices in a netns: its group in one request, which nobody else on the node has,
@@ -132,7 +154,7 @@ func removeTagged(conn *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
 	var errs []error
 	for _, l := range links {
 		a := l.Attrs()
-		untagged := a.Alias == "" && a.Index != 0 && (a.Index == rec.TAP.Index || a.Index == rec.Pod.Index)
+		untagged := a.Alias == "" && a.Index != 0 && (a.Index == rec.TAP.Index || a.Index == rec.Pod.Index && !rec.Chained)
 		if a.Alias != rec.Alias() && !untagged {
 			continue
 		}
@@ -145,7 +167,7 @@ func removeTagged(conn *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
 func recordedIndexes(rec state.Attachment) []uint32 {
 	var out []uint32
 	for _, d := range []state.Device{rec.TAP, rec.Pod, rec.Host} {
-		if d.Index != 0 {
+		if d.Index != 0 && !(rec.Chained && d == rec.Pod) {
 			out = append(out, uint32(d.Index))
 		}
 	}

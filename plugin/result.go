@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 
@@ -11,7 +10,24 @@ import (
 )
 
 // buildResult is what ADD prints, in one of the layouts of docs/config.md. IPv4 stands first; MACs and MTU are the kernel's.
-func buildResult(rec *state.Attachment, layout, version string) (types.Result, error) {
+// After another plugin its entries and addresses stay as they are, in front.
+func buildResult(rec *state.Attachment, plan *Plan) *current.Result {
+	r := plan.prev
+	if !plan.Chained {
+		r = ownResult(rec)
+	}
+	if rec.TAP.Name == "" || plan.Layout == LayoutPlain {
+		return r
+	}
+	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.TAP.MAC, Mtu: rec.MTU, Sandbox: rec.Netns})
+	if plan.Layout == LayoutFirecracker {
+		addPseudo(r, rec)
+	}
+	return r
+}
+
+// ownResult is the layout "plain" of tapir alone.
+func ownResult(rec *state.Attachment) *current.Result {
 	r := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
 		Interfaces: []*current.Interface{
@@ -27,17 +43,7 @@ func buildResult(rec *state.Attachment, layout, version string) (types.Result, e
 	for _, route := range rec.Routes {
 		r.Routes = append(r.Routes, &types.Route{Dst: *ipNet(route.Dst), GW: ipOrNil(route.GW)})
 	}
-	if rec.TAP.Name != "" && layout != LayoutPlain {
-		r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.TAP.MAC, Mtu: rec.MTU, Sandbox: rec.Netns})
-	}
-	if rec.TAP.Name != "" && layout == LayoutFirecracker {
-		addPseudo(r, rec)
-	}
-	out, err := r.GetAsVersion(version)
-	if err != nil {
-		return nil, fmt.Errorf("convert the result to version %q: %w", version, err)
-	}
-	return out, nil
+	return r
 }
 
 // addPseudo adds the entry by which the Firecracker SDK finds the guest: the TAP's name with the container id for a

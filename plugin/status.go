@@ -23,13 +23,17 @@ func (p *plugin) status(args *skel.CmdArgs) error {
 	if err := refuse(types.ErrInvalidNetworkConfig, fs); err != nil {
 		return err
 	}
+	ctx := context.Background()
 	var errs []error
 	errs = append(errs, tap.Usable(), xdp.Usable(p.bpffs))
 	if _, err := redirectMethod(cfg.Redirect); err != nil {
 		errs = append(errs, err)
 	}
-	if err := state.New(state.Config{Dir: cfg.StateDir}).Check(context.Background()); err != nil && !errors.Is(err, state.ErrLocked) {
+	if err := state.New(state.Config{Dir: cfg.StateDir}).Check(ctx); err != nil && !errors.Is(err, state.ErrLocked) {
 		errs = append(errs, err)
+	}
+	if t := ipamTypeOf(cfg.IPAM); t != "" && t != ipamType {
+		errs = append(errs, delegate(ctx, "STATUS", t, args.StdinData))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return types.NewError(codeUnavailable, fmt.Sprintf("this node can serve no ADD: %v", oneLine(err)), "")

@@ -79,6 +79,11 @@ type DNS struct {
 	Options     []string `json:"options,omitempty"`
 }
 
+// Empty reports whether nothing is said about names.
+func (d DNS) Empty() bool {
+	return len(d.Nameservers)+len(d.Search)+len(d.Options) == 0 && d.Domain == ""
+}
+
 // Attachment is everything that tapir must know of an attachment to show, check and remove it.
 type Attachment struct {
 	Key
@@ -105,6 +110,11 @@ type Attachment struct {
 	Addresses []Address `json:"addresses,omitempty"` // IPv4 first
 	Routes    []Route   `json:"routes,omitempty"`
 	DNS       DNS       `json:"dns,omitzero"`
+
+	// Chained is a TAP on the interface of another plugin: the pod end is not tapir's, and there is no host end.
+	Chained   bool         `json:"chained,omitempty"`
+	Answer    []netip.Addr `json:"answer,omitempty"`    // gateways that the TAP answers for, on the interface of another plugin
+	AnswerMAC string       `json:"answerMAC,omitempty"` // with this MAC
 
 	SpoofCheck bool   `json:"spoofCheck"`
 	Masquerade string `json:"masquerade,omitempty"` // the nftables chain that masquerades it

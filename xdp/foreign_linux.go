@@ -3,6 +3,7 @@ package xdp
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -16,8 +17,21 @@ import (
 // shared map can be its own: each gets a program of a dozen instructions with the TAP's ifindex in it, which no process
 // and no pin keeps. Other people's qdiscs, filters and programs on the device stay, and run before it: it comes last.
 
-// foreignName is the name of that program, and of its filter.
-const foreignName = "tapir_chained"
+// foreignPrefix starts the name of that program, and of its filter; the TAP's ifindex follows, so that it is known whose
+// it is.
+const foreignPrefix = "tapir_"
+
+func foreignName(tap uint32) string { return fmt.Sprintf("%s%08x", foreignPrefix, tap) }
+
+// parseForeignName is the inverse of foreignName; the name of a filter may have a suffix.
+func parseForeignName(name string) (tap uint32, ok bool) {
+	digits, ok := strings.CutPrefix(strings.TrimSuffix(name, ownQdiscSuffix), foreignPrefix)
+	if !ok || len(digits) != 8 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 16, 32)
+	return uint32(n), err == nil
+}
 
 // foreignPriority puts the filter behind all others: the highest that the kernel takes.
 const foreignPriority = 0xffff
@@ -26,7 +40,7 @@ const foreignPriority = 0xffff
 func foreignProgram(counters *ebpf.Map, tap uint32) (*ebpf.Program, error) {
 	const offset = int16(ReasonToGuest) * 16 // struct count: frames, bytes
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: foreignName, Type: ebpf.SchedCLS, License: "GPL",
+		Name: foreignName(tap), Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Reg(asm.R6, asm.R1),
 			asm.StoreImm(asm.RFP, -4, int64(tap), asm.Word),
@@ -49,7 +63,7 @@ func foreignProgram(counters *ebpf.Map, tap uint32) (*ebpf.Program, error) {
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("load program %s: %w", foreignName, err)
+		return nil, fmt.Errorf("load program %s: %w", foreignName(tap), err)
 	}
 	return prog, nil
 }
@@ -84,9 +98,9 @@ func (p *Programs) AttachForeign(ifindex int, tap uint32, m Method) error {
 	if err != nil {
 		return err
 	}
-	if there, err := AttachedForeign(ifindex); err != nil || there != "" {
+	if f, err := AttachedForeign(ifindex); err != nil || f.Method != "" {
 		if err == nil {
-			err = ErrInUse
+			err = fmt.Errorf("%w, whose tap has ifindex %d", ErrInUse, f.TAP)
 		}
 		return fmt.Errorf("attach to ifindex %d: %w", ifindex, err)
 	}
@@ -101,7 +115,7 @@ func (p *Programs) AttachForeign(ifindex int, tap uint32, m Method) error {
 			Target: ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail(),
 		}))
 	case MethodClsact:
-		err = attachFilter(prog, ifindex, foreignPriority, foreignName)
+		err = attachFilter(prog, ifindex, foreignPriority, foreignName(tap))
 	default:
 		err = errMethod(m)
 	}
@@ -111,52 +125,60 @@ func (p *Programs) AttachForeign(ifindex int, tap uint32, m Method) error {
 	return nil
 }
 
-// AttachedForeign is the method by which tapir's program is on a foreign device of the calling thread's netns, or nothing.
-func AttachedForeign(ifindex int) (Method, error) {
-	if prog, err := chainedTCX(ifindex); err != nil {
-		return "", err
-	} else if prog != nil {
-		prog.Close()
-		return MethodTCX, nil
-	}
-	f, err := chainedFilter(ifindex)
-	if err != nil || f == nil {
-		return "", err
-	}
-	return MethodClsact, nil
+// Foreign is what tapir has on a foreign device.
+type Foreign struct {
+	TAP    uint32 // ifindex of the TAP that it leads to
+	Method Method // empty: nothing is there
 }
 
-// DetachForeign takes tapir's program off a foreign device of the calling thread's netns, and the clsact qdisc where
-// tapir added it and nobody else uses it. Nothing there is success.
-func DetachForeign(ifindex int) error {
-	prog, err := chainedTCX(ifindex)
+// AttachedForeign tells what tapir has on a foreign device of the calling thread's netns.
+func AttachedForeign(ifindex int) (Foreign, error) {
+	prog, f, err := chainedTCX(ifindex)
+	if err != nil {
+		return Foreign{}, err
+	}
+	if prog != nil {
+		prog.Close()
+		return f, nil
+	}
+	_, f, err = chainedFilter(ifindex)
+	return f, err
+}
+
+// DetachForeign takes the program that leads to this TAP off a foreign device of the calling thread's netns, and the
+// clsact qdisc where tapir added it and nobody else uses it. Nothing there, or another TAP's program, is success.
+func DetachForeign(ifindex int, tap uint32) error {
+	prog, f, err := chainedTCX(ifindex)
 	if err != nil {
 		return fmt.Errorf("detach from ifindex %d: %w", ifindex, err)
 	}
 	if prog != nil {
 		defer prog.Close()
-		if err := detachTCX(prog, ifindex); err != nil {
+		if f.TAP == tap {
+			err = detachTCX(prog, ifindex)
+		}
+		if err != nil {
 			return fmt.Errorf("detach from ifindex %d: %w", ifindex, err)
 		}
 	}
-	f, err := chainedFilter(ifindex)
-	if f == nil || err != nil {
-		return err
+	filter, f, err := chainedFilter(ifindex)
+	if err == nil && filter != nil && f.TAP == tap {
+		err = deleteFilter(filter, ifindex)
 	}
-	if err := deleteFilter(f, ifindex); err != nil {
+	if err != nil {
 		return fmt.Errorf("detach from ifindex %d: %w", ifindex, err)
 	}
 	return nil
 }
 
 // chainedTCX opens tapir's tcx program on the device; nil where there is none, no device or no tcx.
-func chainedTCX(ifindex int) (*ebpf.Program, error) {
+func chainedTCX(ifindex int) (*ebpf.Program, Foreign, error) {
 	res, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, nil
+		return nil, Foreign{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("query tcx programs: %w", err)
+		return nil, Foreign{}, fmt.Errorf("query tcx programs: %w", err)
 	}
 	for _, a := range res.Programs {
 		prog, err := ebpf.NewProgramFromID(a.ID)
@@ -164,29 +186,35 @@ func chainedTCX(ifindex int) (*ebpf.Program, error) {
 			continue // gone since
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open program %d: %w", a.ID, err)
+			return nil, Foreign{}, fmt.Errorf("open program %d: %w", a.ID, err)
 		}
-		if info, err := prog.Info(); err == nil && info.Name == foreignName {
-			return prog, nil
+		if info, err := prog.Info(); err == nil {
+			if tap, ok := parseForeignName(info.Name); ok {
+				return prog, Foreign{tap, MethodTCX}, nil
+			}
 		}
 		prog.Close()
 	}
-	return nil, nil
+	return nil, Foreign{}, nil
 }
 
 // chainedFilter finds tapir's filter on a foreign device; nil where there is none, or no device.
-func chainedFilter(ifindex int) (*netlink.BpfFilter, error) {
+func chainedFilter(ifindex int) (*netlink.BpfFilter, Foreign, error) {
 	filters, err := ingressFilters(ifindex, netlink.HANDLE_MIN_INGRESS)
+	if gone(err) || errors.Is(err, unix.EINVAL) {
+		return nil, Foreign{}, nil
+	}
 	if err != nil {
-		if gone(err) || errors.Is(err, unix.EINVAL) {
-			return nil, nil
-		}
-		return nil, err
+		return nil, Foreign{}, err
 	}
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == foreignPriority && strings.HasPrefix(b.Name, foreignName) {
-			return b, nil
+		b, ok := f.(*netlink.BpfFilter)
+		if !ok || b.Priority != foreignPriority {
+			continue
+		}
+		if tap, ok := parseForeignName(b.Name); ok {
+			return b, Foreign{tap, MethodClsact}, nil
 		}
 	}
-	return nil, nil
+	return nil, Foreign{}, nil
 }
