@@ -3,43 +3,10 @@ package stream
 import (
 	"bytes"
 	"encoding/binary"
-	"io"
 	"net"
 	"strings"
 	"testing"
 )
-
-// The vectors are those of the reference implementation for seed 0.
-func TestHashIsXXH64(t *testing.T) {
-	for in, want := range map[string]uint64{
-		"":    0xef46db3751d8e999,
-		"a":   0xd24ec4f1a98c6e5b,
-		"abc": 0x44bc2cf5ad770999,
-		"Nobody inspects the spammish repetition": 0xfbcea83c8a378bf1,
-	} {
-		h := NewHash()
-		_, _ = io.WriteString(h, in)
-		if got := h.Sum64(); got != want {
-			t.Errorf("XXH64(%q): want %016x, got %016x", in, want, got)
-		}
-	}
-}
-
-func TestHashDoesNotDependOnHowItIsFed(t *testing.T) {
-	data := bytes.Repeat([]byte("0123456789abcdefg"), 100)
-	whole := NewHash()
-	_, _ = whole.Write(data)
-	for step := 1; step < 70; step++ {
-		h := NewHash()
-		for at := 0; at < len(data); at += step {
-			_, _ = h.Write(data[at:min(at+step, len(data))])
-			h.Sum64() // must not disturb what follows
-		}
-		if h.Sum64() != whole.Sum64() {
-			t.Errorf("pieces of %d bytes: want %016x, got %016x", step, whole.Sum64(), h.Sum64())
-		}
-	}
-}
 
 // pair gives both ends of a TCP connection whose server runs Serve, behind a pipe that change may alter.
 func pair(t *testing.T, change func(toServer bool, at int64, p []byte)) net.Conn {
