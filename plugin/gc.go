@@ -24,16 +24,8 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 		return err
 	}
 	ctx := context.Background()
-	var dead []state.Attachment
-	store := state.New(state.Config{Dir: conf.StateDir})
-	err = store.View(ctx, func(tx *state.Tx) error {
-		dead = nil
-		return tx.ForEach(conf.Name, func(a state.Attachment) error {
-			if !valid[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}] && !state.Held(conf.StateDir, a.Key) {
-				dead = append(dead, a)
-			}
-			return nil
-		})
+	dead, err := unless(ctx, conf.StateDir, conf.Name, func(a state.Attachment) bool {
+		return valid[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}]
 	})
 	errs := []error{err}
 	for _, a := range dead {
@@ -41,6 +33,22 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 	}
 	errs = append(errs, conf.delegate(ctx, "GC", args.StdinData))
 	return errors.Join(errs...)
+}
+
+// unless are the attachments of a network, or of all where that is empty, that keep does not want and that nobody is adding
+// or removing just now.
+func unless(ctx context.Context, dir, network string, keep func(state.Attachment) bool) ([]state.Attachment, error) {
+	var dead []state.Attachment
+	err := state.New(state.Config{Dir: dir}).View(ctx, func(tx *state.Tx) error {
+		dead = nil
+		return tx.ForEach(network, func(a state.Attachment) error {
+			if !keep(a) && !state.Held(dir, a.Key) {
+				dead = append(dead, a)
+			}
+			return nil
+		})
+	})
+	return dead, err
 }
 
 // valid are the attachments that GC keeps. An empty or null list keeps none; an absent one is an error, since nothing

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
@@ -21,23 +22,22 @@ Without --yes nothing is done: the command prints what it would do.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := plugin.Cleaner{StateDirs: o.stateDirs, BPFFS: o.bpffs, DryRun: !yes}
 			report, err := c.Run(cmd.Context())
-			if o.output == "json" {
-				if printErr := printJSON(cmd.OutOrStdout(), report); printErr != nil {
-					return printErr
-				}
-				return err
-			}
-			if printErr := printReport(cmd, report); printErr != nil {
-				return printErr
-			}
-			return err
+			return printCleaned(cmd, o, report, "cleanup", err)
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
 	return cmd
 }
 
-func printReport(cmd *cobra.Command, r plugin.Report) error {
+// printCleaned prints what a cleaning command did, or would do, and then gives back its error.
+func printCleaned(cmd *cobra.Command, o *options, report plugin.Report, command string, err error) error {
+	if o.output == "json" {
+		return errors.Join(printJSON(cmd.OutOrStdout(), report), err)
+	}
+	return errors.Join(printReport(cmd, report, command), err)
+}
+
+func printReport(cmd *cobra.Command, r plugin.Report, command string) error {
 	out := cmd.OutOrStdout()
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	verb := "removed"
@@ -57,7 +57,7 @@ func printReport(cmd *cobra.Command, r plugin.Report) error {
 	case len(r.Removed) == 0 && len(r.Kept) == 0:
 		fmt.Fprintln(out, "nothing to clean up")
 	case r.DryRun && len(r.Removed) > 0:
-		fmt.Fprintln(out, `nothing was done; "tapirctl cleanup --yes" does it`)
+		fmt.Fprintf(out, "nothing was done; \"tapirctl %s --yes\" does it\n", command)
 	}
 	return nil
 }
