@@ -26,9 +26,15 @@ type conn struct {
 const mmapSize = 64 << 20
 
 // transact runs fn in one transaction on the file, which is set aside and rebuilt where it is unreadable. The caller
-// has the lock. A transaction that does not write gives the error that a rebuild would be tried for.
-func (s *Store) transact(ctx context.Context, write bool, fn func(*Tx) error) error {
-	err := s.attempt(ctx, write, nil, fn)
+// has the lock, under which as many writers died in a row. A transaction that does not write gives the error that a
+// rebuild would be tried for.
+func (s *Store) transact(ctx context.Context, write bool, died int, fn func(*Tx) error) error {
+	var err error
+	if died >= maxDied && exists(s.dbPath()) {
+		err = &corruptError{path: s.dbPath(), cause: fmt.Errorf("the last %d processes that wrote it died of it", died)}
+	} else {
+		err = s.attempt(ctx, write, nil, fn)
+	}
 	if !write {
 		return err
 	}

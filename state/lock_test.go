@@ -20,7 +20,7 @@ func init() {
 	// lock takes the lock of the state and keeps it until it is killed.
 	helpers["lock"] = func(dir string) {
 		s := storeIn(dir)
-		err := s.locked(context.Background(), unix.LOCK_EX, true, func() error {
+		err := s.locked(context.Background(), unix.LOCK_EX, func(int) error {
 			fmt.Print("r")
 			time.Sleep(time.Hour)
 			return nil

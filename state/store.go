@@ -90,7 +90,7 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 		return fmt.Errorf("create state directory: %w", err)
 	}
 	for {
-		err := s.locked(ctx, unix.LOCK_EX, true, func() error { return s.transact(ctx, true, fn) })
+		err := s.locked(ctx, unix.LOCK_EX, func(died int) error { return s.transact(ctx, true, died, fn) })
 		// [Store.Remove] may take the directory away at any time before it is locked.
 		if !errors.Is(err, fs.ErrNotExist) || exists(s.dir) {
 			return err
@@ -111,7 +111,7 @@ func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 		return fn(&only)
 	}
 	return s.existing(ctx, read, func() error {
-		return s.locked(ctx, unix.LOCK_SH, true, func() error { return s.transact(ctx, false, read) })
+		return s.locked(ctx, unix.LOCK_SH, func(int) error { return s.transact(ctx, false, 0, read) })
 	})
 }
 
@@ -174,10 +174,10 @@ func (s *Store) Remove(ctx context.Context) (removed bool, err error) {
 	if !exists(s.dir) {
 		return false, nil
 	}
-	err = s.locked(ctx, unix.LOCK_EX, true, func() error {
+	err = s.locked(ctx, unix.LOCK_EX, func(died int) error {
 		if exists(s.dbPath()) {
 			empty := false
-			err := s.transact(ctx, true, func(tx *Tx) (err error) {
+			err := s.transact(ctx, true, died, func(tx *Tx) (err error) {
 				empty, err = tx.Empty()
 				return err
 			})
@@ -202,8 +202,8 @@ func (s *Store) Remove(ctx context.Context) (removed bool, err error) {
 	return removed, err
 }
 
-// locked runs fn under the lock of the state.
-func (s *Store) locked(ctx context.Context, how int, create bool, fn func() error) error {
+// locked runs fn under the lock of the state; fn is told how many writers before it died there, one after the other.
+func (s *Store) locked(ctx context.Context, how int, fn func(died int) error) error {
 	timer := time.NewTimer(s.lockWait)
 	defer timer.Stop()
 	start := time.Now()
@@ -218,7 +218,7 @@ func (s *Store) locked(ctx context.Context, how int, create bool, fn func() erro
 	// A wait that was given up keeps this process's turn until the lock is let go of, so that a stuck holder costs
 	// a long-lived process one waiting thread and not one for each transaction.
 	endTurn := func() { <-s.turn }
-	f, err := lockFile(ctx, s.lockPath(), how, s.lockWait-time.Since(start), create, endTurn)
+	f, err := lockFile(ctx, s.lockPath(), how, s.lockWait-time.Since(start), true, endTurn)
 	if err != nil {
 		var locked *LockedError
 		if errors.As(err, &locked) {
@@ -232,8 +232,32 @@ func (s *Store) locked(ctx context.Context, how int, create bool, fn func() erro
 	}
 	defer endTurn()
 	defer f.Close()
-	return fn()
+	if how != unix.LOCK_EX {
+		return fn(0)
+	}
+	died := beginWrite(f)
+	defer endWrite(f)
+	return fn(died)
 }
+
+// The first byte of the lock file counts writers that began and did not end. A killed one is no harm; but damage of some
+// kinds makes bbolt loop or exhaust the stack, which no recover helps against, and then each writer dies like the one
+// before.
+const maxDied = 5
+
+// beginWrite counts a writer and tells how many before it did not end. A lock file that cannot be read or written counts
+// none: the lock is what matters.
+func beginWrite(f *os.File) (died int) {
+	var count [1]byte
+	if n, err := f.ReadAt(count[:], 0); n == 1 && err == nil {
+		died = int(count[0])
+	}
+	count[0] = byte(min(died+1, 255))
+	_, _ = f.WriteAt(count[:], 0)
+	return died
+}
+
+func endWrite(f *os.File) { _, _ = f.WriteAt([]byte{0}, 0) }
 
 func exists(path string) bool {
 	_, err := os.Lstat(path)
