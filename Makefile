@@ -65,13 +65,13 @@ lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and the linters o
 .PHONY: test
 test: build refplugins $(TOOLS)/gotestsum $(TOOLS)/leftovers ## Run every test, then prove that the machine is as it was
 	tools/setup.sh net vm
-	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
 	$(TOOLS)/leftovers $(TOOLS)/gotestsum --format pkgname --format-hide-empty-pkg --raw-command -- tools/gotest.sh
 
 .PHONY: test-vm
 test-vm: build refplugins $(TOOLS)/leftovers ## Run only the tests that boot microVMs
 	tools/setup.sh net vm
-	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
 	$(TOOLS)/leftovers go test -count=1 -v ./test/vm/...
 
 .PHONY: bench-add
