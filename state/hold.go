@@ -77,6 +77,59 @@ func Held(dir string, key Key) bool {
 	return flockRetry(f, unix.LOCK_SH|unix.LOCK_NB) != nil
 }
 
+// Holds counts the attachments below the state directory dir that live processes hold.
+func Holds(dir string) (int, error) {
+	live := 0
+	err := eachHold(dir, unix.LOCK_SH, func(_ string, held bool) error {
+		if held {
+			live++
+		}
+		return nil
+	})
+	return live, err
+}
+
+// removeDeadHolds removes what killed processes left of their holds.
+func removeDeadHolds(dir string) error {
+	return eachHold(dir, unix.LOCK_EX, func(path string, held bool) error {
+		if held {
+			return nil
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	})
+}
+
+// eachHold calls fn with the file of each hold. One that is not held is locked meanwhile, as how says.
+func eachHold(dir string, how int, fn func(path string, held bool) error) error {
+	entries, err := os.ReadDir(filepath.Join(dir, "adding"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, "adding", e.Name())
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		held := flockRetry(f, how|unix.LOCK_NB) != nil
+		same, err := standsAt(f, path)
+		if err == nil && (held || same) {
+			err = fn(path, held)
+		}
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // makeDir creates dir with mode 0700, and its parents with 0755 where they are missing.
 func makeDir(dir string) error {
 	parent := filepath.Dir(dir)

@@ -102,6 +102,25 @@ func TestHoldIsSeenByOthersUntilItsProcessEnds(t *testing.T) {
 	}
 }
 
+func TestRemoveTakesDeadHoldsAlongAndLeavesLiveOnes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tapir")
+	helper := startHelper(t, "hold", dir)
+	store := New(Config{Dir: dir})
+	for _, want := range []int{1, 0} {
+		if got, err := Holds(dir); got != want || err != nil {
+			t.Errorf("Holds: got %d (%v), want %d", got, err, want)
+		}
+		if _, err := store.Remove(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := exists(dir); got != (want == 1) {
+			t.Errorf("with %d live holds the state directory is there after Remove: %t", want, got)
+		}
+		_ = helper.Process.Kill()
+		_ = helper.Wait()
+	}
+}
+
 func TestHoldIsTakenByTheOneWhoWaits(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tapir")
 	first, err := AcquireHold(t.Context(), dir, key(1), 0)

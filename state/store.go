@@ -185,6 +185,9 @@ func (s *Store) Remove(ctx context.Context) (removed bool, err error) {
 				return err
 			}
 		}
+		if err := removeDeadHolds(s.dir); err != nil {
+			return err
+		}
 		for _, name := range []string{"state.db", "state.db.previous-boot", "state.db.new", "adding", "lock"} {
 			// A directory with a hold in it stays.
 			err := os.Remove(filepath.Join(s.dir, name))
