@@ -3,6 +3,8 @@ package xdp
 import (
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tapir-cni/tapir/internal/testnode"
 )
 
@@ -94,5 +96,31 @@ func BenchmarkGuestIngress(b *testing.B) {
 			}
 			b.ReportMetric(float64(perRun.Nanoseconds()), "ns/frame")
 		})
+	}
+}
+
+// BenchmarkTAPToHost is one write of a small frame to the TAP, up to the host end's receive path, where it is dropped
+// because nobody listens.
+func BenchmarkTAPToHost(b *testing.B) {
+	for _, m := range []Method{MethodTCX, MethodClsact} {
+		for _, kind := range []Redirect{RedirectEgress, RedirectPeer} {
+			b.Run(string(m)+" "+kind.String(), func(b *testing.B) {
+				s := newSandbox(b)
+				s.attach(m, kind)
+				// Off the wire, or the packet socket would copy each frame.
+				if err := unix.Bind(s.wire.fd, &unix.SockaddrLinklayer{Ifindex: loopback}); err != nil {
+					b.Fatal(err)
+				}
+				frame := join(vnetHdr{}.bytes(), hello(0))
+				for b.Loop() {
+					if _, err := unix.Write(s.tap.fd, frame); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if got := s.counters()[ReasonToHost]; got < uint64(b.N) {
+					b.Fatalf("%d frames counted to the host, want %d", got, b.N)
+				}
+			})
+		}
 	}
 }

@@ -19,14 +19,16 @@ const (
 	// mountSource is the first column of /proc/mounts for a bpffs that tapir mounted.
 	mountSource = "tapir"
 
-	lockRetry = 2 * time.Millisecond
+	// A lock is asked for again after a wait that doubles from the first to the second.
+	lockRetryMin = time.Millisecond
+	lockRetryMax = 50 * time.Millisecond
 )
 
 // kernelPins are what a kernel with CONFIG_BPF_PRELOAD puts into each new bpffs.
 var kernelPins = []string{"maps.debug", "progs.debug"}
 
 // lockWait is how long to wait for a lock; a test shortens it.
-var lockWait = 10 * time.Second
+var lockWait = 30 * time.Second
 
 // ErrLocked is the error of a lock that another process held all the time that was waited for it.
 var ErrLocked = errors.New("another process holds its lock; try again")
@@ -106,31 +108,39 @@ func unmountOwn() error {
 // lockDir locks a directory, by flock, until the file that it returns is closed or the process ends. With create it is
 // made where it does not exist.
 func lockDir(dir string, create bool) (*os.File, error) {
-	for deadline := time.Now().Add(lockWait); ; time.Sleep(lockRetry) {
-		if create {
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return nil, err
-			}
-		}
-		f, err := os.Open(dir)
-		if create && errors.Is(err, fs.ErrNotExist) {
-			continue // removed since it was made
-		}
-		if err != nil {
-			return nil, err
-		}
-		held, err := tryLock(f)
-		if held && err == nil {
-			return f, nil
-		}
-		_ = f.Close()
-		if err != nil {
-			return nil, err
+	deadline := time.Now().Add(lockWait)
+	for retry := lockRetryMin; ; retry = min(2*retry, lockRetryMax) {
+		lock, err := openAndLock(dir, create)
+		if lock != nil || err != nil {
+			return lock, err
 		}
 		if time.Now().After(deadline) {
 			return nil, fmt.Errorf("lock %q: %w", dir, ErrLocked)
 		}
+		time.Sleep(retry)
 	}
+}
+
+// openAndLock is one try; neither lock nor error asks for another.
+func openAndLock(dir string, create bool) (*os.File, error) {
+	if create {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.Open(dir)
+	if create && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // removed since it was made
+	}
+	if err != nil {
+		return nil, err
+	}
+	held, err := tryLock(f)
+	if held && err == nil {
+		return f, nil
+	}
+	_ = f.Close()
+	return nil, err
 }
 
 // tryLock says whether f is now locked and still what is found at its path: [Remove] may have come first, or a mount.

@@ -33,8 +33,9 @@ func clsact(ifindex int) netlink.Qdisc {
 func attachClsact(prog *ebpf.Program, ifindex int) error {
 	err := attachFilter(prog, ifindex, filterPriority, filterName)
 	if errors.Is(err, unix.EEXIST) {
-		if attached, err := attachedClsact(prog, ifindex); attached || err != nil {
-			return err
+		attached, lookErr := attachedClsact(prog, ifindex)
+		if attached || lookErr != nil {
+			return lookErr
 		}
 		return fmt.Errorf("priority %d is taken: %w; detach it first", filterPriority, err)
 	}
@@ -135,7 +136,8 @@ func deleteFilter(f *netlink.BpfFilter, ifindex int) error {
 		return nil
 	}
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		if filters, err := ingressFilters(ifindex, parent); err != nil || len(filters) > 0 {
+		filters, err := ingressFilters(ifindex, parent)
+		if err != nil || len(filters) > 0 {
 			return err
 		}
 	}

@@ -20,7 +20,7 @@ const tempPrefix = "tmp-"
 // bpffs on /sys/fs/bpf where dir is in there and nobody has. Several processes may call it at once, and one may die at
 // any moment: a version's directory appears whole, by a rename.
 //
-// A process that cannot get the lock of dir within ten seconds gives [ErrLocked]. A kernel that cannot do it gives an
+// A process that cannot get the lock of dir within 30 seconds gives [ErrLocked]. A kernel that cannot do it gives an
 // [UnsupportedError].
 func Ensure(dir string) (*Programs, error) {
 	p, err := Open(dir)

@@ -71,7 +71,11 @@ func (p *Programs) Reserve(entries map[uint32]Endpoint) (err error) {
 		}
 		done = append(done, ifindex)
 	}
-	zero := make([]redirectCounts, ebpf.MustPossibleCPU())
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("reserve counters: %w", err)
+	}
+	zero := make([]redirectCounts, cpus)
 	for key := range counterKeys(values) {
 		// The endpoint under this key is ours, so what is here is left of a dead attachment.
 		if err := counters.Update(key, zero, ebpf.UpdateAny); err != nil {
