@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/nftables"
@@ -40,28 +38,59 @@ type Report struct {
 // attachment is left it also removes what all of them share: nftables table, pinned programs, changed sysctls, the state.
 func (c Cleaner) Run(ctx context.Context) (Report, error) {
 	r := Report{DryRun: c.DryRun, Removed: []Leftover{}}
-	var errs []error
-	known := map[uint32]bool{}
+	// Entries before attachments: an entry stands before its attachment's record does, and under the same lock of the state.
+	entries, err := c.entries()
+	errs := []error{err}
+	known, others, adding := map[uint32]bool{}, 0, 0
 	for _, dir := range c.StateDirs {
 		errs = append(errs, c.attachments(ctx, dir, &r, known))
+		n, err := state.Holds(dir)
+		adding += n
+		errs = append(errs, err)
 	}
-	errs = append(errs, c.entries(&r, known))
-	if r.Live > 0 {
-		r.Kept = append(r.Kept, Leftover{"shared", "table, pins, sysctls, state", fmt.Sprintf("%d attachments use them", r.Live)})
+	tags, err := hostEnds()
+	errs = append(errs, err)
+	for _, index := range tags {
+		if !known[index] {
+			others++
+		}
+		// A record that was rebuilt from the kernel does not know all of its block of ifindexes.
+		for offset := range uint32(offsetHost + 1) {
+			known[index-offset] = true
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return r, err // who cannot tell what is used removes nothing
+	}
+	errs = append(errs, c.orphans(&r, entries, known))
+	switch {
+	case r.Live > 0:
+		r.keepShared(fmt.Sprintf("%d attachments use them", r.Live))
+	case others > 0:
+		r.keepShared(fmt.Sprintf("%d attachments of other state directories use them; name those by --state-dir", others))
+	case adding > 0:
+		r.keepShared(fmt.Sprintf("%d attachments are being added or removed", adding))
+	}
+	if len(r.Kept) > 0 {
 		return r, errors.Join(errs...)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return r, err // what is shared may still be used
 	}
-	errs = append(errs, c.table(&r))
+	return r, c.shared(ctx, &r)
+}
+
+// shared removes what attachments share; there is none.
+func (c Cleaner) shared(ctx context.Context, r *Report) error {
+	errs := []error{c.table(r)}
 	for _, dir := range c.StateDirs {
-		errs = append(errs, c.sysctls(ctx, dir, &r))
+		errs = append(errs, c.sysctls(ctx, dir, r))
 	}
-	errs = append(errs, c.pins(&r))
+	errs = append(errs, c.pins(r))
 	for _, dir := range c.StateDirs {
-		errs = append(errs, c.state(ctx, dir, &r))
+		errs = append(errs, c.state(ctx, dir, r))
 	}
-	return r, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // attachments removes the dead ones of one state directory.
@@ -75,13 +104,17 @@ func (c Cleaner) attachments(ctx context.Context, dir string, r *Report, known m
 	if err != nil {
 		return err
 	}
+	tags, err := hostEnds()
+	if err != nil {
+		return err
+	}
 	p := &plugin{bpffs: c.BPFFS}
 	var errs []error
 	for _, a := range all {
 		for _, index := range recordedIndexes(a) {
 			known[index] = true
 		}
-		why := dead(dir, a)
+		why := dead(dir, a, tags)
 		if why == "" {
 			r.Live++
 			continue
@@ -97,16 +130,19 @@ func (c Cleaner) attachments(ctx context.Context, dir string, r *Report, known m
 	return errors.Join(errs...)
 }
 
-// dead says why an attachment is a leftover, or nothing.
-func dead(dir string, a state.Attachment) string {
+// dead says why an attachment is a leftover, or nothing. tags are the host ends that are there.
+func dead(dir string, a state.Attachment, tags map[string]uint32) string {
 	if state.Held(dir, a.Key) {
 		return ""
 	}
 	if a.Status == state.Pending {
 		return "its ADD did not finish"
 	}
-	if a.Netns == "" {
-		return "" // rebuilt from the kernel: its devices are there
+	if a.Netns == "" { // rebuilt from the kernel, where its host end was
+		if _, ok := tags[a.Alias()]; !ok {
+			return "its devices are gone"
+		}
+		return ""
 	}
 	netns, err := ns.GetNS(a.Netns)
 	if err == nil {
@@ -121,49 +157,9 @@ func dead(dir string, a state.Attachment) string {
 	return ""
 }
 
-// entries removes entries of the pinned map that no attachment has: a killed ADD can leave them.
-func (c Cleaner) entries(r *Report, known map[uint32]bool) error {
-	digests, err := xdp.Versions(c.BPFFS)
-	if err != nil {
-		return err
-	}
-	for _, digest := range digests {
-		orphans, err := c.orphans(digest, known)
-		if err != nil {
-			return err
-		}
-		for _, index := range orphans {
-			r.Removed = append(r.Removed, Leftover{"entry", fmt.Sprintf("ifindex %d", index), "no attachment has it"})
-		}
-	}
-	return nil
-}
-
-// orphans deletes the entries of one version of the programs that are not known, and returns their ifindexes.
-func (c Cleaner) orphans(digest string, known map[uint32]bool) ([]uint32, error) {
-	progs, err := xdp.OpenVersion(c.BPFFS, digest)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = progs.Close() }()
-	entries, err := progs.Endpoints()
-	if err != nil {
-		return nil, err
-	}
-	var out []uint32
-	for index := range entries {
-		if !known[index] {
-			out = append(out, index)
-		}
-	}
-	slices.Sort(out)
-	if c.DryRun {
-		return out, nil
-	}
-	return out, progs.Delete(out...)
+// keepShared says why what all attachments share stays.
+func (r *Report) keepShared(why string) {
+	r.Kept = append(r.Kept, Leftover{"shared", "table, pins, sysctls, state", why})
 }
 
 func (c Cleaner) table(r *Report) error {

@@ -61,6 +61,29 @@ func nftHint(err error) string {
 	return ""
 }
 
+// removeMasqueradeOf takes the attachment's addresses out of its chain's sets. A record that was rebuilt from the kernel
+// does not know its chain: then out of all.
+func removeMasqueradeOf(rec state.Attachment) error {
+	if !rec.Rebuilt {
+		return removeMasquerade(rec.Masquerade, rec.Addresses)
+	}
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("masquerade: open nftables: %w", err)
+	}
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil && nftHint(err) == "" {
+		return fmt.Errorf("masquerade: list nftables chains: %w", err)
+	}
+	var errs []error
+	for _, chain := range chains { // none on a kernel without nftables
+		if chain.Table.Name == masqTable {
+			errs = append(errs, removeMasquerade(chain.Name, rec.Addresses))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // removeMasquerade takes the addresses out of the chain's sets. No chain, and what is not there, is success.
 func removeMasquerade(chain string, addrs []state.Address) error {
 	if chain == "" {

@@ -39,7 +39,7 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 
 	// Both wait for RCU grace periods in the kernel: together they wait for the same ones.
 	masquerade := make(chan error, 1)
-	go func() { masquerade <- removeMasquerade(rec.Masquerade, rec.Addresses) }()
+	go func() { masquerade <- removeMasqueradeOf(rec) }()
 	indexes, devicesErr := removeDevices(rec, netnsPath)
 	p.trace.Mark("devices")
 	err = errors.Join(devicesErr, p.removeEntries(rec.Programs, indexes), <-masquerade)
