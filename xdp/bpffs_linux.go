@@ -20,8 +20,8 @@ const (
 	mountSource = "tapir"
 
 	// A lock is asked for again after a wait that doubles from the first to the second.
-	lockRetryMin = time.Millisecond
-	lockRetryMax = 50 * time.Millisecond
+	firstRetry = time.Millisecond
+	lastRetry  = 50 * time.Millisecond
 )
 
 // kernelPins are what a kernel with CONFIG_BPF_PRELOAD puts into each new bpffs.
@@ -109,7 +109,7 @@ func unmountOwn() error {
 // made where it does not exist.
 func lockDir(dir string, create bool) (*os.File, error) {
 	deadline := time.Now().Add(lockWait)
-	for retry := lockRetryMin; ; retry = min(2*retry, lockRetryMax) {
+	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
 		lock, err := openAndLock(dir, create)
 		if lock != nil || err != nil {
 			return lock, err

@@ -62,7 +62,7 @@ func (p *Programs) Reserve(entries map[uint32]Endpoint) (err error) {
 		}
 	}()
 	for _, ifindex := range slices.Sorted(maps.Keys(values)) {
-		err := m.Update(ifindex, values[ifindex], ebpf.UpdateNoExist)
+		err = m.Update(ifindex, values[ifindex], ebpf.UpdateNoExist)
 		if errors.Is(err, ebpf.ErrKeyExist) {
 			return fmt.Errorf("reserve ifindex %d: %w", ifindex, ErrInUse)
 		}
@@ -78,7 +78,7 @@ func (p *Programs) Reserve(entries map[uint32]Endpoint) (err error) {
 	zero := make([]redirectCounts, cpus)
 	for key := range counterKeys(values) {
 		// The endpoint under this key is ours, so what is here is left of a dead attachment.
-		if err := counters.Update(key, zero, ebpf.UpdateAny); err != nil {
+		if err = counters.Update(key, zero, ebpf.UpdateAny); err != nil {
 			return fmt.Errorf("reserve counters of ifindex %d: %w", key, err)
 		}
 	}

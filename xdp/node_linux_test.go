@@ -153,6 +153,9 @@ func newSandbox(t testing.TB) *sandbox {
 		s.tap = openTAP(t, "tap-eth0")
 		s.tapIndex = up(t, "tap-eth0")
 	})
+	// Until the kernel's link watch has run, a veth that was set up still has the qdisc that drops everything.
+	testnode.In(t, s.host, func() { awaitUp(t, "veth0") })
+	testnode.In(t, s.pod, func() { awaitUp(t, "eth0") })
 	return s
 }
 
@@ -170,6 +173,22 @@ func up(t testing.TB, name string) uint32 {
 		t.Fatal(err)
 	}
 	return uint32(l.Attrs().Index)
+}
+
+func awaitUp(t testing.TB, name string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: operational state %s, want up", name, l.Attrs().OperState)
+		}
+	}
 }
 
 // openTAP makes a TAP that is gone with its file.

@@ -30,14 +30,14 @@ func takeInventory() (inventory, error) {
 	return look()
 }
 
-// leftovers lists what is there now and was not before, when it has had time to settle.
-func (before inventory) leftovers() ([]string, error) {
+// leftovers lists what is there now and was not in the inventory, when it has had time to settle.
+func (all inventory) leftovers() ([]string, error) {
 	for deadline := time.Now().Add(settle); ; time.Sleep(20 * time.Millisecond) {
 		now, err := look()
 		if err != nil {
 			return nil, err
 		}
-		left := now.minus(before)
+		left := now.minus(all)
 		if len(left) == 0 || time.Now().After(deadline) {
 			return left, nil
 		}
@@ -45,13 +45,13 @@ func (before inventory) leftovers() ([]string, error) {
 }
 
 // minus is the multiset difference: two fds on one file are two objects.
-func (a inventory) minus(b inventory) []string {
+func (all inventory) minus(others inventory) []string {
 	count := make(map[string]int)
-	for _, s := range b {
+	for _, s := range others {
 		count[s]++
 	}
 	var left []string
-	for _, s := range a {
+	for _, s := range all {
 		if count[s]--; count[s] < 0 {
 			left = append(left, s)
 		}
