@@ -72,7 +72,7 @@ func (p *plugin) removeHeld(ctx context.Context, dir string, key state.Key, netn
 // sameAs is for removers that decided by an earlier look: an attachment that was added anew since then stays, and one
 // whose ADD has finished.
 func sameAs(old state.Attachment) func(state.Attachment, bool) bool {
-	return func(now state.Attachment, ok bool) bool { 
+	return func(now state.Attachment, ok bool) bool {
 		return ok && now.Created.Equal(old.Created) && now.Status == old.Status
 	}
 }

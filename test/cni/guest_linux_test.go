@@ -56,8 +56,8 @@ func openQueueHere(name string, flags uint16) (int, error) {
 	return fd, nil
 }
 
-// A guest stands in for a VMM with a guest behind it: it has the TAP's queue open, answers echo requests and UDP to port
-// 7, keeps every other frame that it gets, and knows nothing but the result of ADD.
+// A guest stands in for a VMM with a guest behind it: it has the TAP's queue open, answers ARP and ND for its own addresses,
+// echo requests and UDP to port 7, keeps every frame that it gets, and knows nothing but the result of ADD.
 type guest struct {
 	t      testing.TB
 	tap    string
@@ -150,6 +150,11 @@ func (g *guest) take(p packet) {
 		g.write(eth(p.src, g.mac, unix.ETH_P_IPV6, icmp(p.to, p.from, 129, p.data[4:])))
 	case mine && p.transport == unix.IPPROTO_UDP && len(p.data) > 8 && bytes.Equal(p.data[2:4], u16(7)):
 		g.write(eth(p.src, g.mac, p.proto, udp(p.to, p.from, 7, int(p.data[0])<<8|int(p.data[1]), p.data[8:])))
+	case p.proto == unix.ETH_P_ARP && len(p.payload) >= 28 && p.payload[7] == 1 && g.ip[true].IsValid() && bytes.Equal(p.payload[24:28], g.ip[true].AsSlice()):
+		asker := netip.AddrFrom4([4]byte(p.payload[14:18]))
+		g.send(p.src, unix.ETH_P_ARP, arp(2, g.mac, g.ip[true], p.payload[8:14], asker))
+	case p.transport == unix.IPPROTO_ICMPV6 && len(p.data) >= 24 && p.data[0] == 135 && g.ip[false].IsValid() && !p.from.IsUnspecified() && bytes.Equal(p.data[8:24], g.ip[false].AsSlice()):
+		g.send(p.src, unix.ETH_P_IPV6, advertise(g.ip[false], p.from, g.ip[false], g.mac))
 	}
 	select {
 	case g.frames <- p:

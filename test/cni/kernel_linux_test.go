@@ -49,7 +49,7 @@ func netnsLines(t testing.TB, name string) (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, name+": "+fmt.Sprintf(format, args...)) }
 	for _, l := range allLinks(t) {
 		a := l.Attrs()
-		add("link %d %s %s %s mtu %d group %d alias %q flags %s", a.Index, a.Name, l.Type(), a.HardwareAddr, a.MTU, a.Group, a.Alias, a.Flags)
+		add("link %d %s %s %s mtu %d group %d alias %q up %t", a.Index, a.Name, l.Type(), a.HardwareAddr, a.MTU, a.Group, a.Alias, a.RawFlags&unix.IFF_UP != 0)
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 		if err != nil {
 			t.Fatal(err)

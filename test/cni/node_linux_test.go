@@ -106,6 +106,7 @@ func (n *node) leavesNothing() {
 	for _, path := range []string{stateDir, pinDir} {
 		if _, err := os.Stat(path); err == nil {
 			n.t.Errorf("after the clean-up there is still %s", path)
+			_ = os.RemoveAll(path) // the next test is not to suffer
 		}
 	}
 	for _, name := range n.linkNames() {

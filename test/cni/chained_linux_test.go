@@ -1,0 +1,189 @@
+package cni_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	ebpflink "github.com/cilium/ebpf/link"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/tapir-cni/tapir/internal/testnode"
+)
+
+// tcxLines are the tcx programs of every device in the netns of the calling thread.
+func tcxLines(t testing.TB) (lines []string) {
+	t.Helper()
+	for _, l := range allLinks(t) {
+		for hook, name := range map[ebpf.AttachType]string{ebpf.AttachTCXIngress: "ingress", ebpf.AttachTCXEgress: "egress"} {
+			res, err := ebpflink.QueryPrograms(ebpflink.QueryOptions{Target: l.Attrs().Index, Attach: hook})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range res.Programs {
+				lines = append(lines, fmt.Sprintf("tcx %s %s program %d", l.Attrs().Name, name, p.ID))
+			}
+		}
+	}
+	return lines
+}
+
+// A neighbour is a plugin that makes the pod's interface, in a network of its own.
+type neighbour struct {
+	name    string
+	conf    object
+	v4, v6  string // subnets
+	gw4     string
+	gw6     string
+	reaches []string // what guests of it reach beside their gateway
+	onLink  bool     // pods of the network are neighbours; else the gateway leads to them
+}
+
+var neighbours = []neighbour{
+	{"bridge", object{"type": "bridge", "bridge": "br0", "isGateway": true, "isDefaultGateway": true, "hairpinMode": true},
+		"10.22.0.0/24", "fd00:22::/64", "10.22.0.1", "fd00:22::1", []string{"172.18.0.2", "fd00:18::2"}, true},
+	{"ptp", object{"type": "ptp"}, "10.23.0.0/24", "fd00:23::/64", "10.23.0.1", "fd00:23::1", []string{"172.18.0.2", "fd00:18::2"}, false},
+	{"macvlan", object{"type": "macvlan", "master": "up0", "mode": "bridge"},
+		"172.18.0.0/24", "fd00:18::/64", "172.18.0.1", "fd00:18::1", []string{"198.51.100.7", "fd00:51::7"}, true},
+}
+
+// routes are those that the IPAM plugin must name: bridge makes the default route itself, and fails where it is there.
+func (nb neighbour) routes() []object {
+	if nb.conf["isDefaultGateway"] == true {
+		return nil
+	}
+	return []object{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}
+}
+
+// hostLocal is an ipam object of host-local for both families; the first addresses are kept free.
+func (nb neighbour) hostLocal(dir string) object {
+	start := func(subnet string) string {
+		a := netip.MustParsePrefix(subnet).Addr().As16()
+		a[15] += 50
+		return netip.AddrFrom16(a).Unmap().String()
+	}
+	return object{"type": "host-local", "dataDir": dir, "routes": nb.routes(), "ranges": [][]object{
+		{{"subnet": nb.v4, "rangeStart": start(nb.v4), "gateway": nb.gw4}}, {{"subnet": nb.v6, "rangeStart": start(nb.v6), "gateway": nb.gw6}},
+	}}
+}
+
+// static is an ipam object of static with the n-th address of both families.
+func (nb neighbour) static(n byte) object {
+	addr := func(subnet string) string {
+		p := netip.MustParsePrefix(subnet)
+		a := p.Addr().As16()
+		a[15] += n
+		return netip.PrefixFrom(netip.AddrFrom16(a).Unmap(), p.Bits()).String()
+	}
+	return object{"type": "static", "routes": nb.routes(), "addresses": []object{
+		{"address": addr(nb.v4), "gateway": nb.gw4}, {"address": addr(nb.v6), "gateway": nb.gw6},
+	}}
+}
+
+func inPrefix(prefix string, a netip.Addr) bool { return netip.MustParsePrefix(prefix).Contains(a) }
+
+// resultAddrs are the addresses of a result.
+func resultAddrs(r *types100.Result) (addrs []netip.Addr) {
+	for _, ip := range r.IPs {
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	return addrs
+}
+
+func TestChainedAfterRealPlugins(t *testing.T) {
+	for _, nb := range neighbours {
+		for _, ipam := range []string{"host-local", "static"} {
+			t.Run(nb.name+" "+ipam, func(t *testing.T) {
+				n := newNode(t)
+				n.routePodsInWorld()
+				dir := t.TempDir()
+				count := byte(60)
+				before := func() object {
+					if count++; ipam == "static" {
+						return nb.conf.with(object{"ipam": nb.static(count)})
+					}
+					return nb.conf.with(object{"ipam": nb.hostLocal(dir)})
+				}
+				plain := n.chain("container", before(), chainConf(nil))
+				for _, layout := range []string{"cri", "plain", "firecracker"} {
+					testChainedLayout(t, n, nb, before(), plain, layout)
+				}
+			})
+		}
+	}
+}
+
+// testChainedLayout runs the life of one chained attachment beside a container on the same network.
+func testChainedLayout(t *testing.T, n *node, nb neighbour, before object, plain *chain, layout string) {
+	t.Helper()
+	c := n.chain("vm-"+layout, before, chainConf(object{"result": layout}))
+	untouched := c.sandbox()
+	r := c.add()
+	wantUntouched(t, c.prev, r)
+	wantAdded(t, c.pod, c.prev, r, layout)
+	if err := readAsGoCNI(r); err != nil {
+		t.Errorf("go-cni could not use it: %v", err)
+	}
+	if layout == "plain" {
+		wantSame(t, "the pod's interface after ADD", ofDevice(without(untouched, "tcx eth0"), "eth0"), ofDevice(without(c.sandbox(), "tcx eth0"), "eth0"))
+	}
+	g := chainedGuest(c, r, layout)
+	g.wantPing(g.gw[true])
+	g.wantPingBy(g.gw[false], g.gw[false])
+	others := resultAddrs(plain.prev)
+	for _, a := range nb.reaches {
+		others = append(others, netip.MustParseAddr(a))
+	}
+	for _, to := range others {
+		hop := g.gw[to.Is4()]
+		if nb.onLink && (inPrefix(nb.v4, to) || inPrefix(nb.v6, to)) {
+			hop = to
+		}
+		g.wantPingBy(hop, to)
+	}
+	for _, ip := range g.ip {
+		if !plain.kernelPing(ip) {
+			t.Errorf("%s: the container could not reach the guest's %s", layout, ip)
+		}
+	}
+	c.works("CHECK", object{"prevResult": r})
+	c.checkBefore()
+	c.works("DEL", object{"prevResult": r})
+	wantSame(t, layout+": the sandbox after DEL", untouched, c.sandbox())
+	for _, ip := range resultAddrs(c.prev) {
+		if !plain.kernelPing(ip) {
+			t.Errorf("%s: after DEL the container could not reach the pod's own kernel at %s", layout, ip)
+		}
+	}
+	c.delBefore()
+}
+
+// chainedGuest boots a guest by what the consumer of that layout knows.
+func chainedGuest(c *chain, r *types100.Result, layout string) *guest {
+	c.n.t.Helper()
+	switch layout {
+	case "firecracker":
+		return bootSDK(c.pod, r)
+	case "cri":
+		return boot(c.pod, r)
+	}
+	// plain: the TAP's name is known, all else is the interface's.
+	g := startGuest(c.n.t, c.netns, "tap-eth0", ifaceMAC(c.n.t, c.netns, "eth0"), resultAddrs(r)...)
+	for _, ip := range r.IPs {
+		if gw, ok := netip.AddrFromSlice(ip.Gateway); ok {
+			g.gw[gw.Unmap().Is4()] = gw.Unmap()
+		}
+	}
+	g.meetGateway()
+	return g
+}
+
+func ifaceMAC(t testing.TB, netns, name string) (mac string) {
+	t.Helper()
+	testnode.In(t, netns, func() {
+		mac = hardwareAddr(t, name)
+	})
+	return mac
+}
