@@ -8,16 +8,18 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/tapir-cni/tapir/internal/version"
 )
 
 // versions are those of the CNI specification that tapir-ipam speaks.
-var versions = version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
+var versions = cniversion.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // Main is the IPAM plugin tapir-ipam: it serves one CNI command, with its parameters in the environment and the
 // configuration on stdin, and ends the process.
 func Main() {
-	about := "tapir-ipam " + buildVersion() + ": a CNI IPAM plugin that gives each attachment an address of each of its ranges"
+	about := "tapir-ipam " + version.String() + ": a CNI IPAM plugin that gives each attachment an address of each of its ranges"
 	if slices.Contains(os.Args[1:], "--help") || slices.Contains(os.Args[1:], "-h") {
 		fmt.Printf("%s\nIt is run by CNI plugins that have \"ipam\": {\"type\": \"tapir-ipam\"}; see https://www.cni.dev/docs/spec.\n", about)
 		return
@@ -57,12 +59,4 @@ func cniError(err error) error {
 		return e
 	}
 	return types.NewError(code, err.Error(), "")
-}
-
-func buildVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return info.Main.Version
 }

@@ -28,7 +28,8 @@ func holdPath(dir string, key Key) string {
 }
 
 // AcquireHold takes the hold of the attachment below the state directory dir, which is created where it is missing.
-// It waits for another holder for at most wait, then gives an error that is [ErrBusy].
+// It waits for another holder for at most wait, then gives an error that is [ErrBusy]. A look by [Held] counts as a
+// holder for an instant, so a wait of 0 may find one where there is none.
 func AcquireHold(ctx context.Context, dir string, key Key, wait time.Duration) (*Hold, error) {
 	path := holdPath(dir, key)
 	for {
