@@ -43,7 +43,7 @@ func readInfo(card string) (agentapi.Info, error) {
 	if info.Pairs, err = channels(card); err != nil {
 		return agentapi.Info{}, err
 	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return agentapi.Info{}, fmt.Errorf("list addresses of %s: %w", card, err)
 	}
@@ -53,7 +53,7 @@ func readInfo(card string) (agentapi.Info, error) {
 			info.Tentative = append(info.Tentative, a.IPNet.String())
 		}
 	}
-	routes, err := netlink.RouteList(link, netlink.FAMILY_ALL)
+	routes, err := dump(func() ([]netlink.Route, error) { return netlink.RouteList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return agentapi.Info{}, fmt.Errorf("list routes of %s: %w", card, err)
 	}
@@ -125,7 +125,7 @@ func readNeighbors(card string) ([]agentapi.Neighbor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", card, err)
 	}
-	list, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_ALL)
+	list, err := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(link.Attrs().Index, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list neighbours of %s: %w", card, err)
 	}

@@ -182,7 +182,7 @@ func setUp(name string) error {
 // waitForLink gives the first link that match takes, which the kernel may still be probing.
 func waitForLink(which string, match func(*netlink.LinkAttrs) bool) (netlink.Link, error) {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		links, err := netlink.LinkList()
+		links, err := dump(netlink.LinkList)
 		if err != nil {
 			return nil, fmt.Errorf("list links: %w", err)
 		}
@@ -206,7 +206,7 @@ func waitForDAD(card string) error {
 		return err
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		addrs, err := netlink.AddrList(link, netlink.FAMILY_V6)
+		addrs, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V6) })
 		if err != nil {
 			return fmt.Errorf("list addresses of %s: %w", card, err)
 		}
@@ -224,6 +224,16 @@ func waitForDAD(card string) error {
 		}
 		if time.Now().After(deadline) {
 			return errors.New("duplicate address detection of " + tentative + " has not ended in 10s")
+		}
+	}
+}
+
+// dump lists things of the kernel's, again where they changed meanwhile.
+func dump[T any](list func() ([]T, error)) ([]T, error) {
+	for {
+		out, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, err
 		}
 	}
 }
