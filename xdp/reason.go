@@ -77,6 +77,6 @@ func (r Reason) Dropped() bool {
 // Counter counts frames as the guest or the host handed them over (a GSO frame is one), and their bytes with the
 // Ethernet header.
 type Counter struct {
-	Frames uint64
-	Bytes  uint64
+	Frames uint64 `json:"frames"`
+	Bytes  uint64 `json:"bytes"`
 }
