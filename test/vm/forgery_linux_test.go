@@ -136,9 +136,11 @@ func count(s wire.Seen, marker []byte) int {
 	return n
 }
 
-// learnGateway asks the guest for the MAC under which it knows its gateways.
+// learnGateway has the guest ask for its gateway and gives the MAC under which it knows it then.
 func learnGateway(t *testing.T, p *pod) net.HardwareAddr {
 	t.Helper()
+	_, err := p.vm.Ping(t.Context(), p.guest.Addresses[0].Gateway, 56, 1, 10*time.Second)
+	check(t, err)
 	list, err := p.vm.Neighbors(t.Context())
 	check(t, err)
 	for _, n := range list {
