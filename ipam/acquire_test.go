@@ -135,7 +135,7 @@ func TestAllSetsOrNone(t *testing.T) {
 	update(t, store, func(tx *state.Tx) error {
 		acquire(t, tx, Request{Key: key(1), Sets: s.Sets})
 		_, err := Acquire(tx, Request{Key: key(2), Sets: s.Sets})
-		wantExhausted(t, err)
+		_ = wantExhausted(t, err)
 		return nil // committed: what a refused Acquire did would stay
 	})
 	update(t, store, func(tx *state.Tx) error {

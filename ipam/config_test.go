@@ -151,7 +151,7 @@ func TestRangeGivesOutExactlyWhatTheRulesSay(t *testing.T) {
 				for i := 0; i <= c.count+1; i++ {
 					leases, err := Acquire(tx, Request{Key: key(i), Sets: s.Sets})
 					if err != nil {
-						wantExhausted(t, err)
+						_ = wantExhausted(t, err)
 						break
 					}
 					got = append(got, leases...)

@@ -3,7 +3,6 @@ package ipam
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -39,7 +38,7 @@ func newStore(t testing.TB) *state.Store {
 // storeIn is a Store whose kernel knows of no attachment.
 func storeIn(dir string) *state.Store {
 	return state.New(state.Config{
-		Dir: dir, LockWait: time.Minute, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Dir: dir, LockWait: time.Minute, Logger: slog.New(slog.DiscardHandler),
 		Rebuild: func(context.Context) ([]state.Attachment, error) { return nil, nil },
 	})
 }

@@ -105,9 +105,9 @@ func parseRange(c Range) (r addrRange, faults jsonkeys.Faults) {
 		if value == "" {
 			return
 		}
-		parsed, problem := parseBound(value, subnet, interval{lowest, highest})
-		if problem != "" {
-			faults.Add(key, problem)
+		parsed, fault := parseBound(value, subnet, interval{lowest, highest})
+		if fault != "" {
+			faults.Add(key, fault)
 		}
 		*addr = parsed
 	}

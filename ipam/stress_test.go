@@ -62,10 +62,10 @@ func worker(dir string) {
 
 // claim makes a file for each address after it was leased, and removes it before the release: a file that is there
 // already is an address with two holders.
-func claim(dir string, leases []Lease, make bool) {
+func claim(dir string, leases []Lease, take bool) {
 	for _, l := range leases {
 		name := filepath.Join(dir, l.Prefix.Addr().String())
-		if !make {
+		if !take {
 			must(os.Remove(name))
 			continue
 		}

@@ -19,7 +19,7 @@ import (
 // holdWait is how long an ADD waits for another one of the same attachment.
 const holdWait = 5 * time.Second
 
-func cmdAdd(args *skel.CmdArgs) error {
+func cmdAdd(args *skel.CmdArgs) (err error) {
 	conf, settings, err := parseADD(args.StdinData)
 	if err != nil {
 		return err
@@ -30,7 +30,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	defer hold.Release() // its file may stay: nobody takes it for held
+	defer func() { err = errors.Join(err, hold.Release()) }()
 	var leases []Lease
 	err = state.New(state.Config{Dir: settings.StateDir}).Update(ctx, func(tx *state.Tx) (err error) {
 		leases, err = Acquire(tx, Request{

@@ -290,9 +290,9 @@ func TestWithoutACommandItSaysWhatItIs(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}} {
 		cmd := exec.Command(exe, args...)
 		cmd.Env = []string{pluginEnv + "=1"}
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "tapir-ipam") || !strings.Contains(string(out), "CNI") {
-			t.Errorf("%v: got %v\n%s", args, err, out)
+		out, runErr := cmd.CombinedOutput()
+		if runErr != nil || !strings.Contains(string(out), "tapir-ipam") || !strings.Contains(string(out), "CNI") {
+			t.Errorf("%v: got %v\n%s", args, runErr, out)
 		}
 	}
 	cmd := exec.Command(exe)

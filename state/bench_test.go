@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -31,7 +32,7 @@ func BenchmarkTransaction(b *testing.B) {
 		b.Run(fmt.Sprintf("open-for-writing/held=%d", held), func(b *testing.B) {
 			undo := fmt.Errorf("undo")
 			for b.Loop() {
-				if err := s.Update(b.Context(), func(*Tx) error { return undo }); err != undo {
+				if err := s.Update(b.Context(), func(*Tx) error { return undo }); !errors.Is(err, undo) {
 					b.Fatal(err)
 				}
 			}

@@ -41,7 +41,7 @@ func (s *Store) transact(ctx context.Context, write bool, died int, fn func(*Tx)
 	var stale *staleError
 	switch {
 	case errors.As(err, &stale):
-		s.log.Info("state is of an earlier boot; starting anew", "file", s.dbPath(), "bootID", stale.bootID)
+		s.log.Info("state is of an earlier boot; starting anew", "file", s.dbPath(), "bootId", stale.bootID)
 		if err := os.Rename(s.dbPath(), s.dbPath()+".previous-boot"); err != nil {
 			return fmt.Errorf("set the state of an earlier boot aside: %w", err)
 		}
@@ -196,7 +196,7 @@ func setAside(path string, now time.Time) (string, error) {
 	}
 	slices.Sort(old)
 	for _, name := range old[:len(old)-maxAside] {
-		os.Remove(name) // kept for people to look at; one too many does no harm
+		_ = os.Remove(name) // kept for people to look at; one too many does no harm
 	}
 	return aside, nil
 }

@@ -266,7 +266,7 @@ func TestFileLockedByAnotherProgramIsLocked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	defer func() { must(t, db.Close()) }()
 	s.lockWait = 60 * time.Millisecond
 	if err := s.Update(t.Context(), func(*Tx) error { return nil }); !errors.Is(err, ErrLocked) {
 		t.Errorf("Update: want ErrLocked, got %v", err)

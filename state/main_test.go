@@ -37,7 +37,7 @@ func newStore(t testing.TB, found ...Attachment) *Store {
 
 func storeIn(dir string, found ...Attachment) *Store {
 	return New(Config{
-		Dir: dir, LockWait: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Dir: dir, LockWait: 2 * time.Second, Logger: slog.New(slog.DiscardHandler),
 		Rebuild: func(context.Context) ([]Attachment, error) { return found, nil },
 	})
 }

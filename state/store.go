@@ -175,34 +175,33 @@ func (s *Store) Remove(ctx context.Context) (removed bool, err error) {
 		return false, nil
 	}
 	err = s.locked(ctx, unix.LOCK_EX, func(died int) error {
-		if exists(s.dbPath()) {
-			empty := false
-			err := s.transact(ctx, true, died, func(tx *Tx) (err error) {
-				empty, err = tx.Empty()
-				return err
-			})
-			if err != nil || !empty {
-				return err
-			}
-		}
-		if err := removeDeadHolds(s.dir); err != nil {
-			return err
-		}
-		for _, name := range []string{"state.db", "state.db.previous-boot", "state.db.new", "adding", "lock"} {
-			// A directory with a hold in it stays.
-			err := os.Remove(filepath.Join(s.dir, name))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-				return err
-			}
-		}
 		removed = true
-		err := os.Remove(s.dir)
-		if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
-			return nil
+		if exists(s.dbPath()) {
+			look := func(tx *Tx) (err error) {
+				removed, err = tx.Empty()
+				return err
+			}
+			if lookErr := s.transact(ctx, true, died, look); lookErr != nil || !removed {
+				return lookErr
+			}
 		}
-		return err
+		return s.removeFiles()
 	})
-	return removed, err
+	return removed && err == nil, err
+}
+
+func (s *Store) removeFiles() error {
+	if err := removeDeadHolds(s.dir); err != nil {
+		return err
+	}
+	for _, name := range []string{"state.db", "state.db.previous-boot", "state.db.new", "adding", "lock", "."} {
+		err := os.Remove(filepath.Join(s.dir, name))
+		// A directory stays that has a hold in it, or something of others.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("remove state: %w", err)
+		}
+	}
+	return nil
 }
 
 func exists(path string) bool {

@@ -49,7 +49,7 @@ func TestUpdateThatFailsChangesNothing(t *testing.T) {
 		}
 		return mine
 	})
-	if err != mine {
+	if err != mine { //nolint:errorlint // not wrapped: that is what is tested
 		t.Errorf("Update: want the function's own error, got %v", err)
 	}
 	view(t, s, func(tx *Tx) error {
@@ -288,7 +288,7 @@ func TestFilesAreTheOwnersAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Release()
+	defer func() { must(t, h.Release()) }()
 	got := map[string]fs.FileMode{}
 	err = filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -96,12 +96,12 @@ func (c *checker) object(raw []byte, path string, lookup func(string) (reflect.S
 	}
 	seen := map[string]bool{}
 	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.Token() // the brace: the syntax is known to be right here and below
+	_, _ = dec.Token() // the brace: the syntax is known to be right here and below
 	for dec.More() {
 		token, _ := dec.Token()
 		key, _ := token.(string)
 		var value json.RawMessage
-		dec.Decode(&value)
+		_ = dec.Decode(&value)
 		if seen[key] {
 			c.fault(path, "key %q is given more than once", key)
 		}
@@ -138,10 +138,10 @@ func (c *checker) array(raw []byte, t reflect.Type, path string) {
 		return
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.Token()
+	_, _ = dec.Token()
 	for i := 0; dec.More(); i++ {
 		var value json.RawMessage
-		dec.Decode(&value)
+		_ = dec.Decode(&value)
 		c.value(value, t.Elem(), IndexPath(path, i))
 	}
 }

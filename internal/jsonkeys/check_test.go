@@ -32,7 +32,7 @@ type config struct {
 	Text     int                 `json:"text,string"`
 	Hidden   string              `json:"-"`
 	Untagged map[string][]string `json:",omitempty"`
-	private  string
+	private  string              //nolint:unused // a key that must not be known
 }
 
 type embedded struct {

@@ -70,7 +70,7 @@ func (c *checker) mismatch(path, want string, raw []byte) {
 		got = "an array"
 	case raw[0] == '"':
 		var s string
-		json.Unmarshal(raw, &s)
+		_ = json.Unmarshal(raw, &s)
 		if r := []rune(s); len(r) > 40 {
 			s = string(r[:40]) + "…"
 		}
