@@ -65,18 +65,7 @@ func printResult(r *current.Result, version string) error {
 }
 
 // addHeld does the work of ADD while the attachment's hold is kept.
-func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, netns ns.NetNS) (_ *state.Attachment, err error) {
-	var u undo
-	defer func() {
-		if err == nil {
-			return
-		}
-		if left := u.run(); left != nil {
-			// The first error is what the runtime must see; what could not be taken back is for the operator.
-			fmt.Fprintf(os.Stderr, "tapir: %s: %v\n", plan.Key, left)
-		}
-	}()
-
+func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, netns ns.NetNS) (*state.Attachment, error) {
 	host, err := rtnl.Open()
 	if err != nil {
 		return nil, err
@@ -95,17 +84,31 @@ func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, ne
 	defer progs.Close()
 	p.trace.Mark("open")
 
-	a := &apply{plan: plan, netns: netns, host: host, pod: pod, progs: progs, undo: &u, trace: p.trace}
+	a := &apply{plan: plan, netns: netns, host: host, pod: pod, progs: progs, undo: &undo{}, trace: p.trace}
+	rec, err := p.carryOut(ctx, store, a)
+	if err == nil {
+		return rec, nil
+	}
+	// Here, where what the steps need is still open.
+	if left := a.undo.run(); left != nil {
+		// The first error is what the runtime must see; what could not be taken back is for the operator.
+		fmt.Fprintf(os.Stderr, "tapir: %s: %v\n", plan.Key, left)
+	}
+	return nil, err
+}
+
+// carryOut records and makes the attachment. What it did before an error is on the undo stack.
+func (p *plugin) carryOut(ctx context.Context, store *state.Store, a *apply) (*state.Attachment, error) {
 	rec, err := a.record(ctx)
 	if err != nil {
 		return nil, err
 	}
 	a.rec = rec
-	if err := p.reserve(ctx, store, plan, rec, progs, &u); err != nil {
+	if err := p.reserve(ctx, store, a.plan, rec, a.progs, a.undo); err != nil {
 		return nil, err
 	}
 	p.trace.Mark("IPAM and state")
-	if !plan.Chained {
+	if !a.plan.Chained {
 		if err := ensureForwarding(ctx, store, rec.Addresses); err != nil {
 			return nil, err
 		}
