@@ -146,3 +146,53 @@ func anyFree(set RangeSet, holder map[netip.Addr]state.Key) bool {
 	}
 	return false
 }
+
+// The order in which addresses are excluded must not matter, nor how they overlap.
+func TestBlockedIntervalsAgreeWithASet(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for _, subnet := range []string{"10.9.0.0/26", "255.255.255.192/26", "fd00::/122"} {
+		for round := range 300 {
+			p := netip.MustParsePrefix(subnet)
+			got, faults := parseRange(Range{Subnet: subnet, Gateway: map[bool]string{true: "169.254.1.1", false: "fe80::1"}[p.Addr().Is4()]})
+			if len(faults) > 0 {
+				t.Fatal(faults)
+			}
+			want := map[netip.Addr]bool{}
+			for a := got.first; a.IsValid() && !got.last.Less(a); a = a.Next() {
+				want[a] = true
+			}
+			for range r.IntN(12) {
+				first := p.Addr()
+				for range r.IntN(64) {
+					first = first.Next()
+				}
+				last := first
+				delete(want, last)
+				for range r.IntN(6) {
+					if next := last.Next(); next.IsValid() {
+						last = next
+					}
+					delete(want, last)
+				}
+				got.block(interval{first, last})
+			}
+			var before netip.Addr
+			count := 0
+			for _, piece := range got.pieces() {
+				if before.IsValid() && !before.Next().Less(piece.first) {
+					t.Errorf("%s, round %d: %s touches the piece before it", subnet, round, piece.first)
+				}
+				before = piece.last
+				for a := piece.first; a.IsValid() && !piece.last.Less(a); a = a.Next() {
+					count++
+					if !want[a] {
+						t.Errorf("%s, round %d: %s is given out", subnet, round, a)
+					}
+				}
+			}
+			if count != len(want) {
+				t.Errorf("%s, round %d: %d addresses, want %d", subnet, round, count, len(want))
+			}
+		}
+	}
+}

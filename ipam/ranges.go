@@ -249,19 +249,23 @@ func (r *addrRange) block(added interval) {
 		return
 	}
 	added.first, added.last = maxAddr(added.first, r.first), minAddr(added.last, r.last)
-	list := append(r.blocked, added)
-	slices.SortFunc(list, func(a, b interval) int { return a.first.Compare(b.first) })
-	merged := list[:1]
-	for _, next := range list[1:] {
-		end := &merged[len(merged)-1]
-		// Next is the zero Addr, below all others, after the last address that there is.
-		if after := end.last.Next(); after.IsValid() && after.Less(next.first) {
-			merged = append(merged, next)
-		} else {
-			end.last = maxAddr(end.last, next.last)
+	// The intervals that added meets or touches become one with it. What comes before the first or after the last
+	// address that there is is the zero Addr, which is below all others.
+	from, _ := slices.BinarySearchFunc(r.blocked, added.first, func(b interval, first netip.Addr) int {
+		if after := b.last.Next(); after.IsValid() && after.Less(first) {
+			return -1
 		}
+		return 1
+	})
+	to := from
+	for ; to < len(r.blocked); to++ {
+		if after := added.last.Next(); after.IsValid() && after.Less(r.blocked[to].first) {
+			break
+		}
+		added.first = minAddr(added.first, r.blocked[to].first)
+		added.last = maxAddr(added.last, r.blocked[to].last)
 	}
-	r.blocked = merged
+	r.blocked = slices.Replace(r.blocked, from, to, added)
 }
 
 func minAddr(a, b netip.Addr) netip.Addr {

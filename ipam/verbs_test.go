@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
@@ -304,5 +306,37 @@ func TestWithoutACommandItSaysWhatItIs(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}, v.SupportedVersions); diff != "" {
 		t.Errorf("versions (-want +got):\n%s", diff)
+	}
+}
+
+// What another plugin's users met: one stuck process, and every later ADD waited for ever or died without a word.
+func TestStuckProcessCostsABoundedWaitAndCode11(t *testing.T) {
+	p := newPlugin(t)
+	p.ok("ADD", "c1")
+	lock, err := os.Open(filepath.Join(p.dir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	p.refused(11, []string{p.dir, fmt.Sprintf("pid %d", os.Getpid())}, "ADD", "c2")
+	if took := time.Since(start); took < 5*time.Second || took > 15*time.Second {
+		t.Errorf("the wait: want about 5 s, got %v", took)
+	}
+}
+
+func TestDamagedStateIsRebuiltAndSaidOnStderrAlone(t *testing.T) {
+	p := newPlugin(t)
+	p.ok("ADD", "c1")
+	if err := os.WriteFile(filepath.Join(p.dir, "state.db"), []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.ok("ADD", "c2") // run wants nothing but the result on stdout
+	kept, err := filepath.Glob(filepath.Join(p.dir, "state.db.corrupt-*"))
+	if len(kept) != 1 || err != nil {
+		t.Errorf("set aside: got %v, %v", kept, err)
 	}
 }
