@@ -107,6 +107,7 @@ func chainConf(over object) object { return conf(object{"ipam": nil}).with(over)
 func (n *node) chain(id string, before, tapir object) *chain {
 	n.t.Helper()
 	c := &chain{pod: n.pod(id, tapir), before: object{"cniVersion": tapir["cniVersion"], "name": tapir["name"]}.with(before)}
+	testnode.In(n.t, c.netns, func() { n.sysctl("net/ipv6/conf/default/accept_dad", "0") }) // or plugins wait two seconds for DAD
 	out := c.plugin(fmt.Sprint(before["type"]), "ADD", c.before)
 	if out.code != 0 {
 		n.t.Fatalf("ADD of %s for %s: %s", before["type"], id, out)
@@ -322,4 +323,13 @@ func (p *pod) kernelPing(to netip.Addr) bool {
 func hardwareAddr(t testing.TB, name string) string {
 	t.Helper()
 	return link(t, name).Attrs().HardwareAddr.String()
+}
+
+func parseMAC(t testing.TB, s string) net.HardwareAddr {
+	t.Helper()
+	mac, err := net.ParseMAC(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
 }
