@@ -57,6 +57,7 @@ func codeOf(err error) uint {
 	var c *coded
 	var mac *state.MACInUseError
 	var unsupported *xdp.UnsupportedError
+	var path *fs.PathError
 	if errors.As(err, &c) {
 		return c.code
 	}
@@ -70,7 +71,7 @@ func codeOf(err error) uint {
 		return CodeBusy
 	case errors.As(err, &unsupported), errors.Is(err, tap.ErrUnsupported):
 		return CodeUnsupported
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist):
+	case errors.As(err, &path), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist):
 		return types.ErrIOFailure
 	}
 	return types.ErrInternal

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -233,3 +234,5 @@ func kill(cmd *exec.Cmd) {
 	_ = cmd.Process.Signal(unix.SIGKILL) // it may have ended
 	_ = cmd.Wait()
 }
+
+func itoa(n int) string { return strconv.Itoa(n) }
