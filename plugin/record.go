@@ -111,10 +111,16 @@ func redirectMethod(want string) (xdp.Method, error) {
 	return xdp.MethodTCX, nil
 }
 
-// foreignMethod is the hook on the interface of another plugin, in the calling thread's netns.
+// foreignMethod is the hook on the interface of another plugin, in the calling thread's netns. Frames meet tcx before the
+// filters of a qdisc: where somebody has one, tcx would go round what hangs on it.
 func foreignMethod(want string, index int) (xdp.Method, error) {
-	if want == redirectAuto {
-		return xdp.ForeignMethod(index)
+	behindAll, err := xdp.ForeignMethod(index)
+	if err != nil || want == redirectAuto {
+		return behindAll, err
 	}
-	return redirectMethod(want)
+	method, err := redirectMethod(want)
+	if err == nil && method == xdp.MethodTCX && behindAll != xdp.MethodTCX {
+		err = withCode(types.ErrInvalidNetworkConfig, fmt.Errorf("redirect %q: the interface has an ingress or clsact qdisc, whose filters would no longer see the guest's frames; set \"redirect\" to \"auto\"", want))
+	}
+	return method, err
 }

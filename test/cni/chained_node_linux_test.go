@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -227,6 +228,8 @@ func (g *guest) wantPingBy(hop netip.Addr, to ...netip.Addr) {
 	g.gwMAC = old
 }
 
+var qdiscName = regexp.MustCompile(`^filter (parent ffff:|ingress) `)
+
 // tcLines are the qdiscs and filters of every device in the netns of the calling thread.
 func (n *node) tcLines(netns string) (lines []string) {
 	n.t.Helper()
@@ -238,7 +241,8 @@ func (n *node) tcLines(netns string) (lines []string) {
 				n.t.Fatalf("tc %q: %v: %s", args, err, out)
 			}
 			for l := range strings.Lines(string(out)) {
-				lines = append(lines, strings.TrimSpace(l))
+				// The kernel shows by which of two names the last filter was added.
+				lines = append(lines, qdiscName.ReplaceAllString(strings.TrimSpace(l), "filter "))
 			}
 		})
 		return lines
