@@ -94,12 +94,20 @@ func comparePlan(plan *Plan, rec state.Attachment) []string {
 	if plan.MTU != 0 {
 		f.differ("mtu", plan.MTU, rec.MTU)
 	}
-	if rec.Rebuilt || plan.Plain {
+	if rec.Rebuilt {
+		return f
+	}
+	f.differ("spoofCheck", plan.SpoofCheck, rec.SpoofCheck)
+	f.differ("ipMasq", plan.Masquerade, rec.Masquerade != "")
+	if plan.Redirect != redirectAuto {
+		f.differ("redirect", plan.Redirect, rec.Redirect)
+	}
+	if plan.Plain {
 		return f
 	}
 	f.differ("queues", plan.Queues, rec.Queues)
+	f.differ("txQueueLen", plan.TxQueue, rec.TxQueue)
 	f.differ("tapName", plan.TapName, rec.TAP.Name)
-	f.differ("spoofCheck", plan.SpoofCheck, rec.SpoofCheck)
 	f.differ("owner", optional(plan.Owner), optional(rec.Owner))
 	f.differ("group", optional(plan.Group), optional(rec.GroupID))
 	return f
@@ -192,6 +200,7 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 	k := &inspection{rec: rec, progs: progs}
 	if !rec.Chained {
 		k.hostSide(host)
+		k.masquerade()
 	}
 	err = netns.Do(func(ns.NetNS) error { return k.inPod() })
 	return append(f, k.findings...), err

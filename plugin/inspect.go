@@ -75,6 +75,22 @@ func (k *inspection) hostSide(host *rtnl.Conn) {
 	}
 }
 
+// masquerade wants each address in the set of the attachment's chain.
+func (k *inspection) masquerade() {
+	if k.rec.Masquerade == "" {
+		return
+	}
+	have, err := masqueraded(k.rec.Masquerade)
+	if err != nil {
+		k.add("masquerade: %s", oneLine(err))
+	}
+	for _, a := range k.rec.Addresses {
+		if ip := a.Prefix.Addr(); !have[ip] {
+			k.add("masquerade: %s is missing in nftables chain %s", ip, k.rec.Masquerade)
+		}
+	}
+}
+
 func (k *inspection) plain() bool { return k.rec.TAP.Name == "" }
 
 // addresses wants each of want on the link; what a pod has beside is its own affair.

@@ -108,6 +108,29 @@ func removeMasquerade(chain string, addrs []state.Address) error {
 	return errors.Join(errs...)
 }
 
+// masqueraded are the addresses in a chain's sets, those that could be listed.
+func masqueraded(chain string) (map[netip.Addr]bool, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	out := map[netip.Addr]bool{}
+	var errs []error
+	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		set := podSet(chain, zero)
+		elements, err := c.GetSetElements(set)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list nftables set inet %s %s: %w", masqTable, set.Name, err))
+		}
+		for _, e := range elements {
+			if ip, ok := netip.AddrFromSlice(e.Key); ok {
+				out[ip] = true
+			}
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
 func addElements(c *nftables.Conn, chain string, addrs []state.Address) error {
 	for _, a := range addrs {
 		if err := c.SetAddElements(podSet(chain, a.Prefix.Addr()), element(a.Prefix.Addr())); err != nil {
