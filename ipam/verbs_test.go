@@ -222,7 +222,7 @@ func TestExhaustedIsCode100AndNoReasonForStatus(t *testing.T) {
 	p.refused(100, []string{`no free address in 10.9.0.0/29: 5 leased, 3 reserved; "tapirctl gc"`}, "ADD", "c5")
 	p.ok("STATUS", "")
 	p.ok("DEL", "c0")
-	p.refused(100, []string{"4 leased", "1 resting (the first is free in 30s)"}, "ADD", "c5")
+	p.refused(100, []string{"4 leased", "1 resting (the first is free in "}, "ADD", "c5")
 }
 
 func TestStatusSaysThatTheStateIsUnusable(t *testing.T) {
