@@ -10,11 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -138,24 +136,20 @@ func (c *Config) qemuArgs() ([]string, []*os.File, error) {
 	if c.Machine == MicroVM && c.Accel == TCG {
 		boot = append(boot, tscArg()...)
 	}
-	var extra []byte
+	var line, text string
 	switch c.Source {
 	case IPLine:
-		line, err := c.Guest.IPLine(guestconfig.IPLineOptions{})
-		if err != nil {
-			return nil, nil, err
-		}
+		line, err = c.Guest.IPLine(guestconfig.IPLineOptions{})
 		boot = append(boot, line)
 	case NetworkConfig:
-		text, err := c.Guest.NetworkConfig()
-		if err != nil {
-			return nil, nil, err
-		}
-		extra = []byte(text)
+		text, err = c.Guest.NetworkConfig()
 	default:
-		return nil, nil, fmt.Errorf("source: want %q or %q, got %q", NetworkConfig, IPLine, c.Source)
+		err = fmt.Errorf("source: want %q or %q, got %q", NetworkConfig, IPLine, c.Source)
 	}
-	initrd, err := c.initrd(extra)
+	if err != nil {
+		return nil, nil, err
+	}
+	initrd, err := c.initrd([]byte(text))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -252,12 +246,4 @@ func closeAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close() // memory; QEMU has its own descriptor
 	}
-}
-
-// exitText says how a process ended.
-func exitText(cmd *exec.Cmd) string {
-	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return "killed by " + ws.Signal().String()
-	}
-	return "exit code " + strconv.Itoa(cmd.ProcessState.ExitCode())
 }

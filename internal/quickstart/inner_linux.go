@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -45,7 +46,10 @@ func runInner(ctx context.Context, o Options, handed string) error {
 		return fmt.Errorf("%s is set, and this is not process 1 of the quick start's own node; unset it", stageEnv)
 	}
 	in.progress = progress{o.progressWriter(), in.Start}
-	in.report = Report{Kernel: in.Image.Release, Accel: string(in.Accel)}
+	in.report = Report{
+		Kernel: in.Image.Release, Accel: string(in.Accel),
+		Sandboxes: []Sandbox{}, Pings: []Ping{}, Transfers: []Transfer{}, LeftInside: []string{}, LeftOutside: []string{},
+	}
 	err := in.run(ctx)
 	if err != nil {
 		in.report.Error = err.Error()
@@ -71,7 +75,7 @@ func (in *inner) run(ctx context.Context) (err error) {
 	if err := in.prepare(); err != nil {
 		return err
 	}
-	before, err := in.snapshot()
+	before, err := in.settled()
 	if err != nil {
 		return err
 	}
@@ -101,11 +105,11 @@ func (in *inner) prepare() (err error) {
 		return err
 	}
 	for _, name := range []string{"alpha", "beta"} {
-		path, err := addNetns(name)
-		if err != nil {
+		p := &pod{name: name}
+		if p.netns, err = addNetns(name); err != nil {
 			return err
 		}
-		in.pods = append(in.pods, &pod{name: name, netns: path})
+		in.pods = append(in.pods, p)
 	}
 	in.say("made the sandboxes alpha and beta, and a world behind the node's uplink (%s, %s)", worldAddrs[0].Addr(), worldAddrs[1].Addr())
 	in.network, err = newNetwork(in.BinDir, in.Queues)
@@ -174,21 +178,17 @@ func (in *inner) boot(ctx context.Context) error {
 
 // tapFlags asks the kernel for the flags that the TAP has now that QEMU is on it.
 func tapFlags(p *pod) (flags string, err error) {
-	err = inNetns(p.netns, func() error {
-		conn, err := rtnl.Open()
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		l, err := conn.LinkByName(p.guest.TAP)
-		if err != nil {
-			return fmt.Errorf("TAP %s of sandbox %s: %w", p.guest.TAP, p.name, err)
-		}
-		info, err := tap.Read(conn, l.Attrs().Index)
-		flags = tap.FlagNames(info.Flags)
-		return err
-	})
-	return flags, err
+	var conn *rtnl.Conn
+	if err := inNetns(p.netns, func() (err error) { conn, err = rtnl.Open(); return err }); err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	l, err := conn.LinkByName(p.guest.TAP)
+	if err != nil {
+		return "", fmt.Errorf("TAP %s of sandbox %s: %w", p.guest.TAP, p.name, err)
+	}
+	info, err := tap.Read(conn, l.Attrs().Index)
+	return tap.FlagNames(info.Flags), err
 }
 
 func (in *inner) measure(ctx context.Context) error {
@@ -248,7 +248,8 @@ func (in *inner) undo(before snapshot) error {
 	}
 	left, err := differences(before, in.snapshot)
 	errs = append(errs, err)
-	if in.report.LeftInside = left; len(left) > 0 {
+	if len(left) > 0 {
+		in.report.LeftInside = left
 		errs = append(errs, fmt.Errorf("the node is not as it was before the first ADD:\n\t%s", strings.Join(left, "\n\t")))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -257,6 +258,29 @@ func (in *inner) undo(before snapshot) error {
 	in.say("the node is as it was before the first ADD: links, addresses, routes, nft tables, bpffs, net sysctls, mounts, /run, processes, " +
 		"and both sandboxes are empty")
 	return nil
+}
+
+// settled is the node when its uplink is up and has its routes, which the kernel adds a while after the addresses: two
+// snapshots in a row are alike.
+func (in *inner) settled() (snapshot, error) {
+	var last snapshot
+	for deadline := time.Now().Add(settle); ; time.Sleep(150 * time.Millisecond) {
+		state, err := os.ReadFile("/sys/class/net/uplink0/operstate")
+		if err != nil {
+			return nil, err
+		}
+		now, err := in.snapshot()
+		if err != nil {
+			return nil, err
+		}
+		if strings.TrimSpace(string(state)) == "up" && slices.Equal(now, last) {
+			return now, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("the node's uplink is %q and its routes change after %s", strings.TrimSpace(string(state)), settle)
+		}
+		last = now
+	}
 }
 
 // snapshot is the node with its sandboxes.

@@ -1,7 +1,6 @@
 package quickstart
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -79,11 +78,6 @@ func addNetns(name string) (string, error) {
 		return "", fmt.Errorf("create netns %s: %w", name, err)
 	}
 	return path, inNetns(path, func() error { return setUp("lo") })
-}
-
-func removeNetns(path string) error {
-	err := unix.Unmount(path, unix.MNT_DETACH)
-	return errors.Join(err, os.Remove(path))
 }
 
 func inNetns(path string, f func() error) error {

@@ -34,6 +34,9 @@ func runOuter(ctx context.Context, o Options) error {
 	if unix.Geteuid() != 0 {
 		return errors.New("the quick start makes namespaces and devices, which only root can; run it with sudo")
 	}
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("the quick start boots x86-64 guests, whose kernel this machine's archive does not carry; run it on amd64, not %s", runtime.GOARCH)
+	}
 	if err := findCommands(o.BinDir); err != nil {
 		return err
 	}
@@ -65,18 +68,18 @@ func runOuter(ctx context.Context, o Options) error {
 	if err != nil {
 		return errors.Join(runErr, err)
 	}
-	if left == nil {
+	if len(left) == 0 {
 		p.say("the machine outside is as it was: links, addresses, routes, nft tables, bpffs, net sysctls, mounts, /run/netns, " +
 			"/run/tapir, processes")
 	}
 	if o.JSON && report != nil {
-		report.LeftOutside = left
+		report.LeftOutside = append(report.LeftOutside, left...)
 		report.Elapsed = time.Since(p.start)
 		if err := printJSON(o.Out, report); err != nil {
 			return err
 		}
 	}
-	if left != nil {
+	if len(left) > 0 {
 		return errors.Join(runErr, fmt.Errorf("the machine outside is not as it was:\n\t%s", strings.Join(left, "\n\t")))
 	}
 	if runErr == nil {

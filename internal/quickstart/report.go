@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -120,6 +119,3 @@ func (p Ping) text() string {
 func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }
-
-// sentence joins names for people.
-func sentence(names []string) string { return strings.Join(names, ", ") }

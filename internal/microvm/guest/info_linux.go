@@ -66,18 +66,8 @@ func readInfo(card string) (agentapi.Info, error) {
 // readCounters gives the card's statistics and the kernel's IP and ICMP counters.
 func readCounters(card string) (agentapi.Counters, error) {
 	c := agentapi.Counters{Link: map[string]uint64{}, SNMP: map[string]uint64{}}
-	files, err := filepath.Glob("/sys/class/net/" + card + "/statistics/*")
-	if err != nil {
+	if err := readStatistics("/sys/class/net/"+card+"/statistics", c.Link); err != nil {
 		return c, err
-	}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			return c, err
-		}
-		if c.Link[filepath.Base(f)], err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err != nil {
-			return c, fmt.Errorf("%s: %w", f, err)
-		}
 	}
 	snmp, err := os.ReadFile("/proc/net/snmp")
 	if err != nil {
@@ -96,6 +86,26 @@ func readCounters(card string) (agentapi.Counters, error) {
 		}
 	}
 	return c, nil
+}
+
+// readStatistics reads the numbers in the files of dir.
+func readStatistics(dir string, into map[string]uint64) error {
+	files, err := filepath.Glob(dir + "/*")
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return err
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+		if err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+		into[filepath.Base(f)] = n
+	}
+	return nil
 }
 
 // readSNMP reads pairs of lines, names and values, each after "Proto:". Values that are signed are left out.

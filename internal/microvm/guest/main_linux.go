@@ -134,12 +134,11 @@ func configure(file, cmdline string) (source, card string, err error) {
 	}
 	text, err := os.ReadFile(file)
 	if err == nil {
-		c, err := parseNetworkConfig(text)
+		card, err = applyNetworkConfig(text)
 		if err != nil {
 			return "", "", fmt.Errorf("%s: %w", file, err)
 		}
-		card, err := c.apply()
-		return "network-config", card, err
+		return "network-config", card, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return "", "", err
@@ -154,6 +153,14 @@ func configure(file, cmdline string) (source, card string, err error) {
 	}
 	card, err = c.apply()
 	return "ip=", card, err
+}
+
+func applyNetworkConfig(text []byte) (card string, err error) {
+	c, err := parseNetworkConfig(text)
+	if err != nil {
+		return "", err
+	}
+	return c.apply()
 }
 
 func powerOff() {
