@@ -33,20 +33,29 @@ var lockWait = 30 * time.Second
 // ErrLocked is the error of a lock that another process held all the time that was waited for it.
 var ErrLocked = errors.New("another process holds its lock; try again")
 
-// mountFor sees to it that dir is, or can be created, on a bpffs. It mounts one on /sys/fs/bpf alone.
-func mountFor(dir string) error {
+// mustMount tells whether a bpffs must be mounted on /sys/fs/bpf before dir can be created on one. The error says why dir
+// can be on none.
+func mustMount(dir string) (bool, error) {
 	at, err := existing(dir)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if on, err := onBPFFS(at); on || err != nil {
-		return err
+		return false, err
 	}
 	if rel, err := filepath.Rel(bpffs, filepath.Clean(dir)); err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-		return fmt.Errorf("%q is on no bpffs; mount one there", at)
+		return false, fmt.Errorf("%q is on no bpffs; mount one there", at)
 	}
 	if at != bpffs {
-		return &UnsupportedError{Feature: "bpffs", Needs: "CONFIG_BPF_SYSCALL and sysfs on /sys", Err: unix.ENOENT}
+		return false, &UnsupportedError{Feature: "bpffs", Needs: "CONFIG_BPF_SYSCALL and sysfs on /sys", Err: fmt.Errorf("stat %s: %w", bpffs, unix.ENOENT)}
+	}
+	return true, nil
+}
+
+// mountFor sees to it that dir is, or can be created, on a bpffs. It mounts one on /sys/fs/bpf alone.
+func mountFor(dir string) error {
+	if must, err := mustMount(dir); !must || err != nil {
+		return err
 	}
 	// Two processes that mounted at once would hide each other's pins. The lock is on what lies under the mount.
 	lock, err := lockDir(bpffs, false)

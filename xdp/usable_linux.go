@@ -21,7 +21,7 @@ func Usable(dir string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if _, err := existing(dir); err != nil {
+	if _, err := mustMount(dir); err != nil {
 		return fmt.Errorf("bpffs for %q: %w", dir, err)
 	}
 	for _, m := range []ebpf.MapType{ebpf.Hash, ebpf.PerCPUHash} {
