@@ -194,8 +194,16 @@ func (s *Store) removeFiles() error {
 	if err := removeDeadHolds(s.dir); err != nil {
 		return err
 	}
+	// Unreadable files that were set aside speak of attachments that are gone.
+	paths, err := filepath.Glob(s.dbPath() + ".corrupt-*")
+	if err != nil {
+		return fmt.Errorf("remove state: %w", err)
+	}
 	for _, name := range []string{"state.db", "state.db.previous-boot", "state.db.new", "adding", "lock", "."} {
-		err := os.Remove(filepath.Join(s.dir, name))
+		paths = append(paths, filepath.Join(s.dir, name))
+	}
+	for _, path := range paths {
+		err := os.Remove(path)
 		// A directory stays that has a hold in it, or something of others.
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 			return fmt.Errorf("remove state: %w", err)
