@@ -1,8 +1,12 @@
 package xdp
 
 import (
+	"bytes"
+	"encoding/binary"
 	"net/netip"
 	"testing"
+
+	"github.com/cilium/ebpf"
 )
 
 func arpReply(to netip.Addr, from netip.Addr) []byte {
@@ -94,11 +98,21 @@ func partial(frame []byte) []byte {
 	return with(frame, offIP6Upper+2, ^sum[0], ^sum[1])
 }
 
+// codeOne gives an ICMPv6 message behind a plain IPv6 header another code, and the checksum that fits it.
+func codeOne(frame []byte) []byte {
+	out := with(frame, offIP6Upper+1, 1, 0, 0)
+	src, dst := netip.AddrFrom16([16]byte(out[offIP6Src:])), netip.AddrFrom16([16]byte(out[offIP6Dst:]))
+	msg := out[offIP6Upper:]
+	copy(msg[2:], checksum(pseudo6(src, dst, protoICMP6, len(msg)), msg))
+	return out
+}
+
 func TestNDIsAnsweredForTheLink(t *testing.T) {
 	const router, solicited, override = 0x80, 0x40, 0x20
 	p := newPrograms(t)
 	addr := netip.MustParseAddr
 	g := guest6.Addr()
+	longID := addr("2001:db8:9::a1b2:c3d4:e5f6")
 	toNeighbour := ns(g, neighbour6, option(1, guestMAC))
 	for _, tt := range []struct {
 		name   string
@@ -111,6 +125,7 @@ func TestNDIsAnsweredForTheLink(t *testing.T) {
 		{"neighbour", toNeighbour, answerNA(g, neighbour6, solicited|override)},
 		{"with a nonce", ns(g, neighbour6, option(1, guestMAC), nonce()), answerNA(g, neighbour6, solicited|override)},
 		{"without options", ns(g, neighbour6), answerNA(g, neighbour6, solicited|override)},
+		{"neighbour with a long interface id", ns(g, longID, option(1, guestMAC)), answerNA(g, longID, solicited|override)},
 		{"unicast without options", unicastNS(g, gateway6), answerNA(g, gateway6, router|solicited|override)},
 		{"DAD for a neighbour's", ns(none6, neighbour6, nonce()), answerDAD(neighbour6, override)},
 		{"DAD for the gateway's", ns(none6, gateway6), answerDAD(gateway6, router|override)},
@@ -128,6 +143,7 @@ func TestNDIsAnsweredForTheLink(t *testing.T) {
 		{"multicast target", ns(g, addr("ff02::1:ff00:77"), option(1, guestMAC)), nil},
 		{"hop limit 254", with(toNeighbour, offIP6Hop, 254), nil},
 		{"code 1", with(toNeighbour, offIP6Upper+1, 1), nil},
+		{"code 1, summed", codeOne(toNeighbour), nil},
 		{"checksum wrong by a bit", with(toNeighbour, offIP6Upper+3, toNeighbour[offIP6Upper+3]^1), nil},
 		{"checksum 0", with(toNeighbour, offIP6Upper+2, 0, 0), nil},
 		{"to another solicited-node address", with(toNeighbour, offIP6Dst+15, 0x78), nil},
@@ -155,6 +171,31 @@ func TestNDIsAnsweredForTheLink(t *testing.T) {
 			reserve(t, p, loopback, lax)
 			check(t, p, RoleGuest, tt.frame, reason, tt.answer)
 		})
+	}
+}
+
+// A question that carries GSO state is no question: it is left as it is.
+func TestQuestionsWithGSOStateAreNotAnswered(t *testing.T) {
+	// struct __sk_buff of include/uapi/linux/bpf.h, as BPF_PROG_TEST_RUN takes it.
+	const size, offGSOSegs, offGSOSize = 192, 164, 176
+	p := newPrograms(t)
+	reserve(t, p, loopback, guestEndpoint())
+	for name, frame := range map[string][]byte{
+		"ARP": arpRequest(guest4.Addr(), gateway4),
+		"ND":  ns(guest6.Addr(), gateway6, option(1, guestMAC)),
+	} {
+		for _, gso := range []uint32{0, 1000} {
+			skb := make([]byte, size)
+			binary.NativeEndian.PutUint32(skb[offGSOSegs:], gso/500)
+			binary.NativeEndian.PutUint32(skb[offGSOSize:], gso)
+			opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 200), Context: skb}
+			if _, err := p.programs[RoleGuest].Run(&opts); err != nil {
+				t.Fatal(err)
+			}
+			if answered := !bytes.Equal(opts.DataOut, frame); answered != (gso == 0) {
+				t.Errorf("%s with gso_size %d: answered %t", name, gso, answered)
+			}
+		}
 	}
 }
 

@@ -219,6 +219,39 @@ func TestQuestionsAreAnsweredAtTheTAP(t *testing.T) {
 	})
 }
 
+// Without the spoof check a tagged frame passes, and what is behind its tag is another link's: no question to answer, but
+// no router's word either.
+func TestTaggedFramesWithoutSpoofCheck(t *testing.T) {
+	eachPath(t, func(t *testing.T, s *sandbox) {
+		ep, err := s.p.Lookup(s.tapIndex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ep.SpoofCheck = false
+		if err := s.p.Update(s.tapIndex, ep); err != nil {
+			t.Fatal(err)
+		}
+		g6 := guest6.Addr()
+		for _, frame := range [][]byte{
+			fromGuest(typeIPv6, ip6(g6, allNodes, protoICMP6, 255, icmp6(g6, allNodes, icmpRA, make([]byte, 12)))),
+			arpRequest(guest4.Addr(), gateway4),
+			ns(g6, gateway6, option(1, guestMAC)),
+		} {
+			s.tap.send(vnetHdr{}, join(frame[:12], be16(typeVLAN), be16(5), frame[12:]))
+		}
+		for range 2 {
+			if _, _, ok := s.wire.receive(patience); !ok {
+				t.Error("a tagged question is not on the wire")
+			}
+		}
+		s.wire.wantNothing("the tagged RA")
+		s.tap.wantNothing("an answer to a tagged question")
+		if diff := cmp.Diff(map[Reason]uint64{ReasonToHost: 2, ReasonRogueRA: 1}, s.counters()); diff != "" {
+			t.Errorf("counters (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // A guest that leaves the checksum of its question to the host gets a right answer, whether it takes partial ones or not.
 func TestAnswerToAPartialChecksum(t *testing.T) {
 	eachPath(t, func(t *testing.T, s *sandbox) {

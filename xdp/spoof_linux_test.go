@@ -44,6 +44,7 @@ func TestOneFieldDecides(t *testing.T) {
 	other := eth(broadcast, guestMAC, 0x88cc, make([]byte, 50))
 	later := fromGuest(typeIPv4, ip4(guest4.Addr(), offLink4, protoUDP, 100, make([]byte, 32)))
 	first := fromGuest(typeIPv4, ip4(guest4.Addr(), offLink4, protoUDP, 0x2000, make([]byte, 32)))
+	options := dhcpWithOptions()
 	later6 := fromGuest(typeIPv6, ip6(guest6.Addr(), offLink6, protoFragment, 64, fragment(protoICMP6, 1232, false), []byte{icmpRA, 0, 0, 0}))
 
 	for _, tt := range []struct {
@@ -75,6 +76,8 @@ func TestOneFieldDecides(t *testing.T) {
 		{"DHCP protocol", dhcp, offIP4Proto, []byte{protoTCP}, ReasonSpoofIPv4},
 		{"DHCP more fragments", dhcp, offIP4Frag, be16(0x2000), ReasonSpoofIPv4},
 		{"DHCP fragment offset", dhcp, offIP4Frag, be16(1), ReasonSpoofIPv4},
+		{"DHCP source port behind options", options, offIP4Ports + 8, be16(69), ReasonSpoofIPv4},
+		{"DHCP options that look like its ports", options, 14, []byte{0x45}, ReasonSpoofIPv4},
 		{"DHCP source", dhcp, offIP4Src, neighbour4.AsSlice(), ReasonSpoofIPv4},
 
 		{"IPv6 source, a neighbour", udp6, offIP6Src, neighbour6.AsSlice(), ReasonSpoofIPv6},
@@ -141,6 +144,13 @@ func TestOneFieldDecides(t *testing.T) {
 			check(t, p, RoleGuest, with(tt.legal, tt.off, tt.bytes...), reason, nil)
 		})
 	}
+}
+
+// dhcpWithOptions is DHCP from no address with eight bytes of IPv4 options.
+func dhcpWithOptions() []byte {
+	all := netip.MustParseAddr("255.255.255.255")
+	b := ip4(none4, all, protoUDP, 0, []byte{1, 1, 1, 1, 1, 1, 1, 0}, udp(none4, all, 68, 67, make([]byte, 240)))
+	return eth(broadcast, guestMAC, typeIPv4, with(b, 0, 0x47))
 }
 
 // TestLegalFramesPass covers what has no illegal twin in one field.
@@ -218,7 +228,7 @@ func TestExtensionHeadersHideNothing(t *testing.T) {
 	reserve(t, p, loopback, strict)
 	for _, tt := range []struct {
 		name    string
-		next    int
+		next    int // -1: payload is a frame
 		payload []byte
 		reason  Reason
 	}{
@@ -230,6 +240,7 @@ func TestExtensionHeadersHideNothing(t *testing.T) {
 		{"first fragment without the upper header", protoFragment, join(fragment(protoDest, 0, true), ext(protoICMP6)), ReasonTruncated},
 		{"first fragment that ends in a header", protoFragment, join(fragment(protoDest, 0, true), []byte{protoICMP6}), ReasonTruncated},
 		{"later fragment", protoFragment, join(fragment(protoICMP6, 8, false), []byte("data")), ReasonToHost},
+		{"MLD from no address in a first fragment", -1, eth(broadcast, guestMAC, typeIPv6, ip6(none6, allRouters, protoFragment, 1, fragment(protoICMP6, 0, true), icmp6(none6, allRouters, icmpMLD2, make([]byte, 24)))), ReasonSpoofIPv6},
 		{"UDP in a first fragment", protoFragment, join(fragment(protoUDP, 0, true), make([]byte, 8)), ReasonToHost},
 		{"a header longer than the frame", protoDest, []byte{protoICMP6, 200, 1, 4, 0, 0, 0, 0}, ReasonTruncated},
 		{"a long header, whole", protoDest, join([]byte{protoICMP6, 200}, make([]byte, 201*8-2), ra), ReasonRogueRA},
@@ -238,7 +249,11 @@ func TestExtensionHeadersHideNothing(t *testing.T) {
 		{"the eighth option lies", protoICMP6, icmp6(src, dst, icmpRS, reserved4, join(nonce(), nonce(), nonce(), nonce(), nonce(), nonce(), nonce(), option(1, strangerMAC))), ReasonSpoofND},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			check(t, p, RoleGuest, fromGuest(typeIPv6, ip6(src, dst, tt.next, 255, tt.payload)), tt.reason, nil)
+			frame := tt.payload // the whole
+			if tt.next >= 0 {
+				frame = fromGuest(typeIPv6, ip6(src, dst, tt.next, 255, tt.payload))
+			}
+			check(t, p, RoleGuest, frame, tt.reason, nil)
 		})
 	}
 }

@@ -71,7 +71,7 @@ static __always_inline int skip_ext_header(const struct packet *p, struct upper 
 			return -1;
 		u->off += 8;
 		u->fragment = true;
-		u->later = u->later || (fragment[1] & bpf_htons(FRAGMENT_OFFSET));
+		u->later = fragment[1] & bpf_htons(FRAGMENT_OFFSET);
 		break;
 	default:
 		return 1;
