@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -46,6 +48,39 @@ func (c *Config) validateChained(fs *faults) {
 	if c.XDP.Mode != "off" {
 		fs.Add("xdp.mode", `want "off" after another plugin: the shortcut would go round its policies`)
 	}
+	if len(c.RuntimeConfig.IPRanges) > 0 {
+		fs.Add("runtimeConfig.ipRanges", "want none "+whose+" addresses already; give the capability to the plugin before")
+	}
+}
+
+// planForeign takes the addresses that were asked for: after another plugin they can only be the interface's.
+func (p *Plan) planForeign(cfg *Config, a Args, conv conventions, fs, argFaults *faults) {
+	cfg.validateChained(fs)
+	wanted := func(list []string, path string, to *faults) {
+		for _, s := range list {
+			addr, err := parseAddress(s)
+			if err != nil {
+				to.Add(path, fmt.Sprintf("want an IP address, got %q", s))
+				continue
+			}
+			p.wanted = append(p.wanted, addr)
+		}
+	}
+	if a.IP != "" {
+		wanted(strings.Split(a.IP, ","), argPath("IP"), argFaults)
+	}
+	wanted(conv.IPs, "args.cni.ips", fs)
+	wanted(cfg.RuntimeConfig.IPs, "runtimeConfig.ips", fs)
+}
+
+// parseAddress reads an address with or without a prefix length.
+func parseAddress(s string) (netip.Addr, error) {
+	s = strings.TrimSpace(s)
+	if prefix, err := netip.ParsePrefix(s); err == nil {
+		return prefix.Addr().Unmap(), nil
+	}
+	addr, err := netip.ParseAddr(s)
+	return addr.Unmap(), err
 }
 
 // foreign is the interface of the plugin before, as the kernel has it, and what the guest is told.
@@ -68,13 +103,13 @@ func readForeign(pod *rtnl.Conn, plan *Plan) (*foreign, error) {
 		return nil, fmt.Errorf("look up %q in netns %q: %w", plan.Key.IfName, plan.Netns, err)
 	}
 	f := &foreign{link: link}
-	if err := f.refuseOther(plan); err != nil {
-		return nil, err
-	}
 	if f.addresses = prevAddresses(plan.prev, plan.Key.IfName); len(f.addresses) == 0 {
 		if f.addresses, err = kernelAddresses(pod, link); err != nil {
 			return nil, err
 		}
+	}
+	if err := f.refuseOther(plan); err != nil {
+		return nil, err
 	}
 	if err := f.completeGateways(pod); err != nil {
 		return nil, err
@@ -87,7 +122,7 @@ func readForeign(pod *rtnl.Conn, plan *Plan) (*foreign, error) {
 	return f, f.findPermanent(pod)
 }
 
-// refuseOther keeps a MAC or MTU that was asked for from being ignored.
+// refuseOther keeps a MAC, an MTU or an address that was asked for from being ignored.
 func (f *foreign) refuseOther(plan *Plan) error {
 	var fs faults
 	if mac := f.link.Attrs().HardwareAddr; plan.MAC != nil && plan.MAC.String() != mac.String() {
@@ -95,6 +130,15 @@ func (f *foreign) refuseOther(plan *Plan) error {
 	}
 	if mtu := f.link.Attrs().MTU; plan.MTU != 0 && plan.MTU != mtu {
 		fs.Add("mtu", fmt.Sprintf("want 0 or that of %q, %d, got %d; give the MTU to the plugin before", plan.Key.IfName, mtu, plan.MTU))
+	}
+	var have []netip.Addr
+	for _, a := range f.addresses {
+		have = append(have, a.Prefix.Addr())
+	}
+	for _, ip := range plan.wanted {
+		if !slices.Contains(have, ip) {
+			fs.Add("ips", fmt.Sprintf("want an address of %q, which has %s, got %s; give the address to the plugin before as well", plan.Key.IfName, have, ip))
+		}
 	}
 	return refuse(types.ErrInvalidNetworkConfig, fs)
 }

@@ -52,6 +52,7 @@ type Plan struct {
 	// Chained is an ADD after another plugin, to whose interface the TAP is added.
 	Chained bool
 	prev    *current.Result
+	wanted  []netip.Addr // addresses that its interface must have
 
 	Delegate string // the IPAM plugin to execute; empty: in process, by IPAM
 	stdin    []byte // the configuration, for that plugin
@@ -88,7 +89,7 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 	p.planTap(cfg, a, &fs, &argFaults)
 	p.planMAC(cfg, a, conv, &fs, &argFaults)
 	if p.Chained {
-		cfg.validateChained(&fs)
+		p.planForeign(cfg, a, conv, &fs, &argFaults)
 	} else {
 		p.planIPAM(cfg, a, conv, &fs)
 	}

@@ -13,8 +13,11 @@ import (
 // After another plugin its entries and addresses stay as they are, in front.
 func buildResult(rec *state.Attachment, plan *Plan) *current.Result {
 	r := plan.prev
-	if !plan.Chained {
+	switch {
+	case !plan.Chained:
 		r = ownResult(rec)
+	case !plan.DNS.Empty():
+		r.DNS = types.DNS(plan.DNS) // tapir was told, so the guest shall be
 	}
 	if rec.TAP.Name == "" || plan.Layout == LayoutPlain {
 		return r

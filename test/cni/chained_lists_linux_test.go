@@ -175,10 +175,10 @@ func TestChainedRefusesWhatBelongsToOthers(t *testing.T) {
 		{"another MAC of the runtime", object{"runtimeConfig": object{"mac": "02:00:00:00:00:97"}}, "", []string{"mac", "02:00:00:00:00:97"}},
 		{"another MTU", object{"mtu": 1333}, "", []string{"mtu", "1333", "1500"}},
 		{"several at once", object{"ipMasq": true, "ipam": ranges("10.9.0.0/24"), "xdp": object{"mode": "native"}}, "", []string{"ipam", "ipMasq", "xdp.mode"}},
-		{"an address of the runtime", object{"runtimeConfig": object{"ips": []string{"10.23.0.77"}}}, "", []string{"runtimeConfig.ips"}},
+		{"an address of the runtime", object{"runtimeConfig": object{"ips": []string{"10.23.0.77"}}}, "", []string{"ips", "10.23.0.77", "10.23.0.60"}},
+		{"no address of the runtime", object{"runtimeConfig": object{"ips": []string{"ten"}}}, "", []string{"runtimeConfig.ips", "ten"}},
 		{"ranges of the runtime", object{"runtimeConfig": object{"ipRanges": [][]object{{{"subnet": "10.5.0.0/24"}}}}}, "", []string{"runtimeConfig.ipRanges"}},
-		{"an address by CNI_ARGS", nil, "IP=10.23.0.78", []string{"IP"}},
-		{"masquerade exceptions", object{"nonMasqueradeCIDRs": []string{"10.0.0.0/8"}}, "", []string{"nonMasqueradeCIDRs"}},
+		{"an address by CNI_ARGS", nil, "IP=10.23.0.78", []string{"ips", "10.23.0.78"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c.args = tt.args
@@ -188,9 +188,12 @@ func TestChainedRefusesWhatBelongsToOthers(t *testing.T) {
 			wantSame(t, "the sandbox", sandbox, c.sandbox())
 		})
 	}
-	c.args = "MAC=" + ifaceMAC(t, c.netns, "eth0")
-	c.conf["mtu"] = 1500
-	c.add() // the interface's own are no contradiction
+	// The interface's own are no contradiction.
+	c.args = "IP=10.23.0.60;MAC=" + ifaceMAC(t, c.netns, "eth0")
+	c.conf["mtu"], c.conf["runtimeConfig"] = 1500, object{"ips": []string{"fd00:23::3c/64"}, "dns": object{"servers": []string{"10.23.0.53"}}}
+	if r := c.add(); len(r.DNS.Nameservers) != 1 || r.DNS.Nameservers[0] != "10.23.0.53" {
+		t.Errorf("dns in the result: want what tapir was told, got %v", r.DNS)
+	}
 	c.works("CHECK", nil)
 	c.works("DEL", nil)
 }

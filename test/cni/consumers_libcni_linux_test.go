@@ -111,7 +111,7 @@ func TestLibcniChecksAndDeletesFromItsCache(t *testing.T) {
 				w := n.network("pods", tt.plugins...)
 				p := n.pod("c1", nil)
 				rt := runtimeConf(p, nil)
-				w.del(rt) // the Firecracker SDK calls DEL first
+				w.del(rt)                                                      // the Firecracker SDK calls DEL first
 				before := without(n.snapshot(), "table ", "counters", "node-") // what all attachments share stays
 				r := w.add(rt)
 				w.check(rt)
