@@ -84,6 +84,12 @@ func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, ne
 	defer progs.Close()
 	p.trace.Mark("open")
 
+	if plan.Delegate != "" {
+		// Asked for a second lease, an IPAM plugin refuses or not; the release after it would take the first one's.
+		if err := store.View(ctx, func(tx *state.Tx) error { return refuseExisting(tx, plan.Key) }); err != nil {
+			return nil, err
+		}
+	}
 	a := &apply{plan: plan, netns: netns, host: host, pod: pod, progs: progs, undo: &undo{}, trace: p.trace}
 	rec, err := p.carryOut(ctx, store, a)
 	if err == nil {
@@ -178,16 +184,20 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 // refuseDuplicate keeps a second ADD of the same attachment, or of another one with the same guest MAC, from touching the
 // first.
 func refuseDuplicate(tx *state.Tx, rec *state.Attachment) error {
-	old, ok, err := tx.Attachment(rec.Key)
-	if err != nil {
+	if err := refuseExisting(tx, rec.Key); err != nil {
 		return err
-	}
-	if ok {
-		return withCode(CodeBusy, fmt.Errorf("the attachment exists since %s (%s); DEL it first", old.Created.Format(time.RFC3339), old.Status))
 	}
 	holder, ok, err := tx.ByGuestMAC(rec.Network, rec.GuestMAC)
 	if err == nil && ok {
 		err = withCode(CodeBusy, &state.MACInUseError{MAC: rec.GuestMAC, Holder: holder})
+	}
+	return err
+}
+
+func refuseExisting(tx *state.Tx, key state.Key) error {
+	old, ok, err := tx.Attachment(key)
+	if err == nil && ok {
+		err = withCode(CodeBusy, fmt.Errorf("the attachment exists since %s (%s); DEL it first", old.Created.Format(time.RFC3339), old.Status))
 	}
 	return err
 }
