@@ -112,7 +112,7 @@ func (in *inner) prepare() (err error) {
 		in.pods = append(in.pods, p)
 	}
 	in.say("made the sandboxes alpha and beta, and a world behind the node's uplink (%s, %s)", worldAddrs[0].Addr(), worldAddrs[1].Addr())
-	in.network, err = newNetwork(in.BinDir, in.Queues)
+	in.network, err = newNetwork(in.stage.BinDir, in.Queues)
 	return err
 }
 

@@ -21,9 +21,12 @@ import (
 // stage is what the outer process hands to the inner one.
 type stage struct {
 	Image microvm.Image
-	Accel microvm.Accel
-	Why   string // of the accelerator
-	Start time.Time
+	// BinDir is found by the outer process: the inner one is started by /proc/self/exe, a file of the machine's mount
+	// namespace, whose path means nothing in its own.
+	BinDir string
+	Accel  microvm.Accel
+	Why    string // of the accelerator
+	Start  time.Time
 }
 
 // grace is how long the inner process may take to clean up after itself when it is asked to end.
@@ -43,7 +46,7 @@ func runOuter(ctx context.Context, o Options) error {
 	if err := installMissing(ctx, p); err != nil {
 		return interrupted(ctx, err)
 	}
-	s := stage{Start: p.start}
+	s := stage{Start: p.start, BinDir: o.BinDir}
 	var err error
 	s.Image, err = microvm.EnsureImage(ctx, microvm.ImageOptions{
 		CacheDir: o.CacheDir, Kernel: o.Kernel, Agent: o.BinDir + "/tapir-guest",

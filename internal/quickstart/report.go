@@ -103,13 +103,14 @@ func printMeasured(w io.Writer, r *Report) {
 		small, large := r.Pings[i], r.Pings[i+1]
 		fmt.Fprintf(t, "  %s to %s\t%s\t%s\t%s\n", small.From, small.To, small.Addr, small.text(), large.text())
 	}
-	fmt.Fprintln(t, "\t\t\t")
+	_ = t.Flush()
+	fmt.Fprintln(w)
 	fmt.Fprintln(t, "  TCP\tfamily\trate\tbytes compared, hash")
 	for _, x := range r.Transfers {
 		fmt.Fprintf(t, "  %s to %s\t%s\t%.0f Mbit/s\t%d MB equal, %s\n", x.From, x.To, x.Family, x.Mbps, x.Bytes>>20, x.Received)
 	}
 	_ = t.Flush()
-	fmt.Fprintln(w)
+	fmt.Fprintf(w, "\n  The world saw the node's addresses (ipMasq), everybody else the guests' own.\n\n")
 }
 
 func (p Ping) text() string {
