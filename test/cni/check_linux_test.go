@@ -36,7 +36,7 @@ func onHost(act func(netlink.Link) error) func(*testing.T, *pod, string) {
 	}
 }
 
-func mustDo(t *testing.T, err error) {
+func mustDo(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -254,3 +254,26 @@ func TestDelegatedLeaseThatIsGoneFailsCheck(t *testing.T) {
 	}
 	p.works("DEL", nil)
 }
+
+// An IPAM plugin can give out an address that a pod of this node has: the second one must not take the first one's frames.
+func TestDelegatedAddressThatIsTaken(t *testing.T) {
+	n := newNode(t)
+	first := n.delegated("first", conf(object{"ipam": own.static(50), "result": "firecracker"}))
+	g := bootSDK(first.pod, parseResult(t, first.call("ADD", nil).stdout, "1.1.0"))
+	for _, name := range []string{"pods", "others"} {
+		second := n.delegated("second", conf(object{"ipam": own.static(50), "name": name}))
+		before := n.snapshot(first.netns, second.netns)
+		wantText(t, second.fails("ADD", 102, nil), "10.40.0.50", "first")
+		second.works("DEL", nil)
+		wantSame(t, "after a second pod with the same address", before, n.snapshot(first.netns, second.netns))
+		g.wantPing(g.gw[true], nodeIP4)
+		for _, ip := range g.ip {
+			if _, ok := n.talk(ip); !ok {
+				t.Errorf("the node does not reach %s of the first pod any more", ip)
+			}
+		}
+	}
+	alone := n.pod("alone", conf(object{"ipam": ranges("10.40.0.0/24")}))
+	alone.args = "IP=10.40.0.50"
+	wantText(t, alone.fails("ADD", 100, nil), "10.40.0.50")
+}
