@@ -263,7 +263,7 @@ func TestDelegatedAddressThatIsTaken(t *testing.T) {
 	for _, name := range []string{"pods", "others"} {
 		second := n.delegated("second", conf(object{"ipam": own.static(50), "name": name}))
 		before := n.snapshot(first.netns, second.netns)
-		wantText(t, second.fails("ADD", 102, nil), "10.40.0.50", "first")
+		wantText(t, second.fails("ADD", 102, nil), "10.40.0.50", "routes that address already")
 		second.works("DEL", nil)
 		wantSame(t, "after a second pod with the same address", before, n.snapshot(first.netns, second.netns))
 		g.wantPing(g.gw[true], nodeIP4)
@@ -275,5 +275,5 @@ func TestDelegatedAddressThatIsTaken(t *testing.T) {
 	}
 	alone := n.pod("alone", conf(object{"ipam": ranges("10.40.0.0/24")}))
 	alone.args = "IP=10.40.0.50"
-	wantText(t, alone.fails("ADD", 100, nil), "10.40.0.50")
+	wantText(t, alone.fails("ADD", 102, nil), "10.40.0.50", "routes that address already")
 }
