@@ -145,6 +145,7 @@ func TestNetworkConfigIsYAMLWithEachAddressRouteAndName(t *testing.T) {
 		"match":    map[string]any{"macaddress": "0a:58:0a:09:00:02"},
 		"set-name": "eth0", "mtu": 1450, "dhcp4": false, "dhcp6": false,
 		"addresses": []any{"10.9.0.2/24", "fd00:9::2/64"},
+		"gateway6":  "fd00:9::1",
 		"routes": []any{
 			map[string]any{"to": "0.0.0.0/0", "via": "10.9.0.1"},
 			map[string]any{"to": "::/0", "via": "fd00:9::1"},

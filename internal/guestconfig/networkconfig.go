@@ -10,7 +10,11 @@ import (
 
 // NetworkConfig gives cloud-init's network configuration, version 2, as the file "network-config" of a NoCloud seed
 // (no "network:" key above it). The card is found by its MAC and renamed to the pod's name of it. A route whose
-// gateway lies in none of the guest's prefixes is marked on-link, so that a /32 or /128 works.
+// gateway lies in none of the guest's prefixes is marked on-link, so that a /32 or /128 works under netplan; cloud-init 22.4,
+// Debian 12's, drops the mark for its other renderers.
+//
+// IPv6's default route stands twice, as a route and as gateway6: without netplan cloud-init makes ::/64 of the route ::/0
+// (canonical/cloud-init issue 4600; seen with 22.4 for eni and networkd). netplan warns of the older key and takes both.
 func (g Guest) NetworkConfig() (string, error) {
 	if err := g.Validate(); err != nil {
 		return "", fmt.Errorf("network-config: %w", err)
@@ -36,12 +40,17 @@ func (g Guest) writeRoutes(b *strings.Builder) {
 	if len(routes) == 0 {
 		return
 	}
+	for i, r := range routes {
+		if !r.GW.IsValid() {
+			routes[i].GW = g.gatewayOf(r.Dst)
+		}
+		if gw := routes[i].GW; gw.IsValid() && gw.Is6() && r.Dst.Bits() == 0 && g.onLink(gw) {
+			fmt.Fprintf(b, "    gateway6: %q\n", gw)
+		}
+	}
 	b.WriteString("    routes:\n")
 	for _, r := range routes {
 		gw := r.GW
-		if !gw.IsValid() {
-			gw = g.gatewayOf(r.Dst)
-		}
 		fmt.Fprintf(b, "      - to: %q\n", r.Dst)
 		if !gw.IsValid() {
 			fmt.Fprint(b, "        scope: link\n")

@@ -31,6 +31,7 @@ type ethernet struct {
 	DHCP4       bool           `yaml:"dhcp4"`
 	DHCP6       bool           `yaml:"dhcp6"`
 	Addresses   []netip.Prefix `yaml:"addresses"`
+	Gateway6    netip.Addr     `yaml:"gateway6"`
 	Routes      []route        `yaml:"routes"`
 	Nameservers struct {
 		Addresses []netip.Addr `yaml:"addresses"`
@@ -116,8 +117,12 @@ func (e ethernet) apply() (string, error) {
 			return "", err
 		}
 	}
-	for _, r := range e.Routes {
-		if err := r.add(link); err != nil {
+	routes := e.Routes
+	if e.Gateway6.IsValid() {
+		routes = append(routes, route{To: netip.PrefixFrom(netip.IPv6Unspecified(), 0), Via: e.Gateway6})
+	}
+	for _, r := range routes {
+		if err := r.add(link); err != nil && !errors.Is(err, unix.EEXIST) { // a default route may stand twice
 			return "", err
 		}
 	}
