@@ -1,116 +1,286 @@
 package cni_test
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
+	"context"
+	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+	"github.com/tapir-cni/tapir/internal/testnode"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-const validKey, olderKey = "cni.dev/valid-attachments", "cni.dev/attachments"
-
-// attachments are those that the state has, as "network/id".
-func (n *node) attachments() (out []string) {
-	for _, line := range n.stateLines() {
-		if name, ok := strings.CutPrefix(line, "attachment "); ok {
-			name, _, _ = strings.Cut(name, "/eth0")
-			out = append(out, name)
-		}
+// valid is the list that a runtime gives GC.
+func valid(pods ...*pod) []object {
+	list := []object{}
+	for _, p := range pods {
+		list = append(list, object{"containerID": p.id, "ifname": p.ifName})
 	}
-	slices.Sort(out)
-	return out
+	return list
 }
 
-func TestGCRemovesWhatTheRuntimeDoesNotName(t *testing.T) {
-	keep := func(ids ...string) []object {
-		list := []object{}
-		for _, id := range ids {
-			list = append(list, object{"containerID": id, "ifname": "eth0"})
+// attachments are those that the state has.
+func (n *node) attachments() (ids []string) {
+	n.t.Helper()
+	for _, l := range n.stateLines() {
+		if f := strings.Fields(l); f[0] == "attachment" {
+			ids = append(ids, f[1])
 		}
-		return list
 	}
-	for _, tt := range []struct {
-		name string
-		over object
-		want []string // of pods/a, pods/b and the other network's storage/a
-	}{
-		{"one named", object{validKey: keep("a")}, []string{"pods/a", "storage/a"}},
-		{"both named", object{validKey: keep("a", "b", "gone")}, []string{"pods/a", "pods/b", "storage/a"}},
-		{"none named", object{validKey: keep()}, []string{"storage/a"}},
-		{"null", object{validKey: "NULL"}, []string{"storage/a"}},
-		{"another interface named", object{validKey: []object{{"containerID": "a", "ifname": "eth1"}}}, []string{"storage/a"}},
-		{"by the older key", object{olderKey: keep("b")}, []string{"pods/b", "storage/a"}},
-		{"keys of a newer version", object{validKey: keep("a"), "turbo": true, "queues": "many"}, []string{"pods/a", "storage/a"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+	slices.Sort(ids)
+	return ids
+}
+
+// tapNames are the TAPs in a netns.
+func tapNames(t testing.TB, netns string) (names []string) {
+	t.Helper()
+	testnode.In(t, netns, func() {
+		for _, l := range allLinks(t) {
+			if _, ok := l.(*netlink.Tuntap); ok {
+				names = append(names, l.Attrs().Name)
+			}
+		}
+	})
+	return names
+}
+
+// GC removes what the runtime does not name of this network, all of it, and nothing else.
+func TestGCRemovesDeadAttachmentsOfItsNetwork(t *testing.T) {
+	for _, key := range []string{"cni.dev/valid-attachments", "cni.dev/attachments"} {
+		t.Run(key, func(t *testing.T) {
 			n := newNode(t)
-			a, b := n.pod("a", conf(nil)), n.pod("b", conf(nil))
-			other := n.pod("a", conf(object{"name": "storage", "ipam": ranges("10.8.0.0/24")}))
-			for _, p := range []*pod{a, b, other} {
-				p.add()
+			c := conf(object{"ipMasq": true})
+			others := c.with(object{"name": "others", "ipam": ranges("10.12.0.0/24", "fd00:12::/64")})
+			n.warm(c)
+			n.warm(others)
+			start := n.snapshot()
+			dead := n.pod("dead", c)
+			dead.add()
+			gone := n.pod("gone", c) // its netns went without a DEL
+			gone.add()
+			removeNetns(t, gone.netns)
+			live := n.pod("live", c)
+			g := boot(live, live.add())
+			other := n.pod("dead", others)
+			other.add()
+			second := *live // of the live container, but not in the list
+			second.ifName = "net1"
+			second.add()
+
+			caller := n.pod("", c) // GC has no container id and no netns
+			caller.netns, caller.ifName = "", ""
+			caller.works("GC", object{key: valid(live)})
+			if diff := cmp.Diff([]string{"others/dead/eth0", "pods/live/eth0"}, n.attachments()); diff != "" {
+				t.Errorf("attachments after GC (-want +got):\n%s", diff)
 			}
-			caller := &pod{n: n, conf: conf(tt.over)}
-			stdin := strings.ReplaceAll(string(marshal(t, caller.conf)), `"NULL"`, "null")
-			for range 2 { // it can be repeated
-				if out := n.run([]byte(stdin), caller.env("GC"), "tapir"); out.code != 0 || len(out.stdout) > 0 {
-					t.Errorf("GC: %s", out)
-				}
-				if got := n.attachments(); !slices.Equal(got, tt.want) {
-					t.Errorf("attachments that stay: %q, want %q", got, tt.want)
-				}
+			if taps := append(tapNames(t, dead.netns), tapNames(t, live.netns)...); len(taps) != 1 || taps[0] != "tap-eth0" {
+				t.Errorf("TAPs of dead and live pod after GC: want that of the live one, got %q", taps)
 			}
-			for _, p := range []*pod{a, b, other} {
-				if name := p.conf["name"].(string) + "/" + p.id; slices.Contains(tt.want, name) {
-					p.works("CHECK", nil)
-				} else if strings.Contains(strings.Join(n.snapshot(p.netns), "\n"), "tapir:"+name) {
-					t.Errorf("devices of %s are still there", name)
-				}
-			}
+			g.wantPing(g.gw[true], nodeIP4)
+			live.works("CHECK", nil)
+			other.works("CHECK", nil)
+			caller.works("GC", object{key: []object{}})
+			caller.works("GC", object{key: json.RawMessage("null"), "name": "others"})
+			wantSame(t, "when GC has removed all", start, n.snapshot())
 		})
 	}
 }
 
-// Without the list nothing can be told from GC's call, which is not that nothing lives.
+// Without a list nobody can be told from anybody.
 func TestGCWithoutListIsRefused(t *testing.T) {
 	n := newNode(t)
-	p := n.pod("a", conf(nil))
+	p := n.pod("c1", conf(nil))
 	p.add()
-	wantText(t, p.fails("GC", codeConfig, nil), validKey, "missing")
-	p.fails("GC", codeConfig, object{validKey: "all"})
-	p.works("CHECK", nil)
+	before := n.snapshot(p.netns)
+	wantText(t, p.fails("GC", 7, nil), "cni.dev/valid-attachments")
+	wantText(t, p.fails("GC", 7, object{"cni.dev/valid-attachments": "all"}), "cni.dev/valid-attachments")
+	wantSame(t, "after the refused GC", before, n.snapshot(p.netns))
 }
 
-// Who is being added is in no runtime's list yet.
-func TestGCLeavesRunningAddAlone(t *testing.T) {
+// A chained attachment goes with its program, and the interface of the plugin before stays.
+func TestGCOfChainedAttachment(t *testing.T) {
 	n := newNode(t)
-	p := n.pod("a", conf(nil))
+	n.warm(conf(nil))
+	c := n.chain("dead", neighbours[1].conf.with(object{"ipam": neighbours[1].static(60)}), chainConf(nil))
+	before, sandbox := n.snapshot(c.netns), c.sandbox()
+	c.add()
+	c.works("GC", object{"prevResult": nil, "cni.dev/valid-attachments": []object{}})
+	wantSame(t, "the node after GC", before, n.snapshot(c.netns))
+	wantSame(t, "the sandbox after GC", sandbox, c.sandbox())
+}
+
+// host-local gets the same list, and frees what tapir has removed.
+func TestGCOfDelegatedAttachment(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	live := n.delegated("live", conf(object{"ipam": own.hostLocal(dir)}))
+	dead := n.delegated("dead", live.conf)
+	for _, p := range []*delegatedPod{live, dead} {
+		if out := p.call("ADD", nil); out.code != 0 {
+			t.Fatal(out)
+		}
+	}
+	live.works("GC", object{"cni.dev/valid-attachments": valid(live.pod)})
+	if got := hostLocalLeases(t, dir, "pods"); len(got) != 2 {
+		t.Errorf("leases of host-local after GC: want the live pod's two, got %q", got)
+	}
+	if taps := tapNames(t, dead.netns); len(taps) > 0 {
+		t.Errorf("TAPs of the dead pod after GC: %q", taps)
+	}
+	live.works("CHECK", nil)
+	live.works("DEL", nil)
+}
+
+// An attachment whose ADD runs is not in the runtime's list yet; GC waits for nothing and leaves it alone.
+func TestGCLeavesAttachmentsInTheMaking(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(nil))
 	p.add()
-	// An ADD holds this lock for as long as it runs.
-	sum := sha256.Sum256([]byte("pods/a/eth0"))
-	hold, err := os.OpenFile(filepath.Join(stateDir, "adding", hex.EncodeToString(sum[:16])), os.O_CREATE|os.O_RDWR, 0o600)
-	mustDo(t, err)
-	mustDo(t, unix.Flock(int(hold.Fd()), unix.LOCK_EX))
-	p.works("GC", object{validKey: []object{}})
-	p.works("CHECK", nil)
-	mustDo(t, hold.Close())
-	p.works("GC", object{validKey: []object{}})
-	if got := n.attachments(); len(got) > 0 {
-		t.Errorf("once nobody holds it, GC must remove it: %q", got)
+	var hold *state.Hold
+	n.in(func() {
+		var err error
+		if hold, err = state.AcquireHold(context.Background(), stateDir, state.Key{Network: "pods", ContainerID: "c1", IfName: "eth0"}, time.Second); err != nil {
+			t.Fatal(err)
+		}
+	})
+	start := time.Now()
+	p.works("GC", object{"cni.dev/valid-attachments": []object{}})
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("GC waited %s for an attachment that is being added", took)
+	}
+	if got := n.attachments(); len(got) != 1 {
+		t.Errorf("attachments after GC: want the held one, got %q", got)
+	}
+	if err := hold.Release(); err != nil {
+		t.Fatal(err)
+	}
+	p.works("GC", object{"cni.dev/valid-attachments": []object{}})
+	if got := n.attachments(); len(got) != 0 {
+		t.Errorf("attachments after GC: want none, got %q", got)
 	}
 }
 
-func TestGCOnBareNodeMakesNothing(t *testing.T) {
+// ADDs that run while GC runs: each one that ends after GC's look must be whole; each one before must be gone, all of it.
+func TestGCBesideRunningAdds(t *testing.T) {
 	n := newNode(t)
-	p := n.pod("a", conf(object{validKey: []object{}}))
-	before := n.snapshot()
-	p.works("GC", nil)
-	wantSame(t, "after GC", before, n.snapshot())
-	if exists(stateDir) || exists(pinDir) {
-		t.Error("GC made the state directory or pins")
+	c := conf(object{"ipMasq": true, "ipam": ranges("10.9.0.0/16", "fd00:9::/64").with(object{"reuseDelay": "0s"})})
+	n.warm(c)
+	start := n.snapshot()
+	for round := range 6 {
+		var pods []*pod
+		for i := range 3 {
+			pods = append(pods, n.pod(fmt.Sprintf("c%d-%d", round, i), c))
+		}
+		var wg sync.WaitGroup
+		outs := make([]answer, len(pods))
+		for i, p := range pods {
+			wg.Go(func() { outs[i] = p.call("ADD", nil) })
+		}
+		for range 3 {
+			wg.Go(func() { pods[0].works("GC", object{"cni.dev/valid-attachments": []object{}}) })
+			time.Sleep(10 * time.Millisecond)
+		}
+		wg.Wait()
+		there := n.attachments()
+		for i, p := range pods {
+			if outs[i].code != 0 {
+				t.Errorf("ADD of %s beside GC: %s", p.id, outs[i])
+				continue
+			}
+			if slices.Contains(there, "pods/"+p.id+"/eth0") {
+				p.works("CHECK", nil)
+			} else if taps := tapNames(t, p.netns); len(taps) > 0 {
+				t.Errorf("GC took the record of %s and left its %q", p.id, taps)
+			}
+			p.works("DEL", nil)
+		}
+		wantSame(t, fmt.Sprint("after round ", round), start, n.snapshot())
 	}
+}
+
+// libcni deletes by its cache what the runtime does not name, and then calls GC with the list by both of its names.
+func TestGCByLibcni(t *testing.T) {
+	n := newNode(t)
+	w := n.network("pods", conf(nil))
+	live, dead, lost := n.pod("live", conf(nil)), n.pod("dead", conf(nil)), n.pod("lost", conf(nil))
+	w.add(runtimeConf(live, nil))
+	w.add(runtimeConf(dead, nil))
+	lost.add() // past libcni: its cache does not know it
+	n.in(func() {
+		err := w.cni.GCNetworkList(context.Background(), w.list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "live", IfName: "eth0"}}})
+		if err != nil {
+			t.Errorf("GC by libcni: %v", err)
+		}
+	})
+	if diff := cmp.Diff([]string{"pods/live/eth0"}, n.attachments()); diff != "" {
+		t.Errorf("attachments after GC (-want +got):\n%s", diff)
+	}
+	w.check(runtimeConf(live, nil))
+	w.del(runtimeConf(live, nil))
+}
+
+// coverVarLib gives the tests a /var/lib of their own: cnitool keeps its cache there.
+func coverVarLib(t testing.TB) {
+	t.Helper()
+	if err := unix.Mount("tapir-test", "/var/lib", "tmpfs", 0, "mode=0755"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount("/var/lib", unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// cnitool is libcni at the command line. Its gc sends no list at all.
+func TestCnitool(t *testing.T) {
+	n := newNode(t)
+	netDir := t.TempDir()
+	coverVarLib(t)
+	list := marshal(t, object{"cniVersion": "1.1.0", "name": "pods", "plugins": []object{
+		neighbours[1].conf.with(object{"ipam": neighbours[1].hostLocal(t.TempDir())}), chainConf(nil),
+	}})
+	if err := os.WriteFile(filepath.Join(netDir, "10-pods.conflist"), list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := n.pod("by cnitool", nil)
+	testnode.In(t, p.netns, func() { n.sysctl("net/ipv6/conf/default/accept_dad", "0") })
+	cnitool := func(verb string) answer {
+		cmd := exec.Command(filepath.Join(refplugins(t), "cnitool"), verb, "pods", p.netns)
+		cmd.Env = []string{"NETCONFPATH=" + netDir, "CNI_PATH=" + strings.Join(cniPath(t), ":"), "PATH=" + os.Getenv("PATH")}
+		return n.runCmd(cmd)
+	}
+	sandbox := p.sandbox()
+	add := cnitool("add")
+	if add.code != 0 {
+		t.Fatal(add)
+	}
+	r := parseResult(t, add.stdout, "1.1.0")
+	if i := r.Interfaces[len(r.Interfaces)-1]; i.Name != "tap-eth0" || i.Sandbox != p.netns {
+		t.Errorf("the last interface of the result: want the TAP, got %v", i)
+	}
+	for _, verb := range []string{"check", "status"} {
+		if out := cnitool(verb); out.code != 0 {
+			t.Errorf("cnitool %s: %s", verb, out)
+		}
+	}
+	if out := cnitool("gc"); out.code == 0 || !strings.Contains(string(out.stdout)+string(out.stderr), "cni.dev/valid-attachments: is missing") {
+		t.Errorf("cnitool gc, which sends no list: want tapir's refusal, got %s", out)
+	}
+	if out := cnitool("del"); out.code != 0 {
+		t.Errorf("cnitool del: %s", out)
+	}
+	wantSame(t, "the sandbox after cnitool del", sandbox, p.sandbox())
 }
