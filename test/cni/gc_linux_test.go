@@ -279,6 +279,9 @@ func TestCnitool(t *testing.T) {
 	if out := cnitool("gc"); out.code == 0 || !strings.Contains(string(out.stdout)+string(out.stderr), "cni.dev/valid-attachments: is missing") {
 		t.Errorf("cnitool gc, which sends no list: want tapir's refusal, got %s", out)
 	}
+	if got := n.attachments(); len(got) > 0 {
+		t.Errorf("libcni deletes by its cache before it calls GC; attachments left: %q", got)
+	}
 	if out := cnitool("del"); out.code != 0 {
 		t.Errorf("cnitool del: %s", out)
 	}
