@@ -75,6 +75,13 @@ func Release(tx *state.Tx, key state.Key) error {
 	return err
 }
 
+// Cancel ends a lease that nobody has used, as after a failed ADD: its addresses need no rest. Where there is none it is
+// no error.
+func Cancel(tx *state.Tx, key state.Key) error {
+	_, _, err := tx.CancelLease(key)
+	return err
+}
+
 // next finds the free address of the set that follows the one given out last, as a piece of one address.
 func next(tx *state.Tx, set RangeSet) (piece, error) {
 	order, err := rotate(tx, set)

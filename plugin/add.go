@@ -175,7 +175,7 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 	}
 	u.push("lease and state", func() error {
 		return store.Update(ctx, func(tx *state.Tx) error {
-			return errors.Join(ipam.Release(tx, rec.Key), tx.Delete(rec.Key))
+			return errors.Join(ipam.Cancel(tx, rec.Key), tx.Delete(rec.Key))
 		})
 	})
 	return nil

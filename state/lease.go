@@ -169,6 +169,16 @@ func (tx *Tx) PutLease(l Lease) error {
 // ReleaseLease ends the lease of an attachment; its addresses rest for the lease's ReuseDelay. One that is not there
 // is no error.
 func (tx *Tx) ReleaseLease(key Key) (l Lease, ok bool, err error) {
+	return tx.endLease(key, func(l Lease) time.Duration { return l.ReuseDelay })
+}
+
+// CancelLease ends a lease that nobody has used: its addresses need no rest. One that is not there is no error.
+func (tx *Tx) CancelLease(key Key) (l Lease, ok bool, err error) {
+	return tx.endLease(key, func(Lease) time.Duration { return 0 })
+}
+
+// endLease ends a lease; its addresses rest for as long as rest says.
+func (tx *Tx) endLease(key Key, rest func(Lease) time.Duration) (l Lease, ok bool, err error) {
 	l, ok, err = tx.Lease(key)
 	if err != nil || !ok {
 		return Lease{}, false, err
@@ -182,7 +192,7 @@ func (tx *Tx) ReleaseLease(key Key) (l Lease, ok bool, err error) {
 		if user.Status != AddressLeased || user.Holder != key {
 			return Lease{}, false, tx.corrupt(fmt.Errorf("lease of %q: address %s is not leased to it", key, addr))
 		}
-		if err := tx.beginRest(addr, l.ReuseDelay); err != nil {
+		if err := tx.beginRest(addr, rest(l)); err != nil {
 			return Lease{}, false, err
 		}
 	}

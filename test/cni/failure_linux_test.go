@@ -150,6 +150,20 @@ func TestFailedMasqueradeLeavesNothing(t *testing.T) {
 	p.works("CHECK", nil)
 }
 
+// A runtime tries a failing ADD again and again: it must not use up the range for others.
+func TestFailingAddDoesNotUseUpTheRange(t *testing.T) {
+	n := newNode(t)
+	c := conf(object{"ipam": ranges("10.9.0.0/29", "fd00:9::/64")}) // five addresses
+	p := n.pod("doomed", c)
+	testnode.In(t, p.netns, func() { addTap(t, "eth0") })
+	for range 12 {
+		p.fails("ADD", codeBusy, nil)
+	}
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		n.pod(id, c).add()
+	}
+}
+
 func TestExhaustedRangeIsNoFaultOfTheNode(t *testing.T) {
 	n := newNode(t)
 	c := conf(object{"ipam": ranges("10.9.0.0/29", "fd00:9::/64")})
