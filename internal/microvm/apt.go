@@ -77,7 +77,7 @@ func AptUpdate(ctx context.Context) error {
 
 // AptInstall installs Debian packages without asking.
 func AptInstall(ctx context.Context, packages ...string) error {
-	args := append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...)
+	args := append([]string{"install", "-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120"}, packages...)
 	if _, err := run(ctx, "", "apt-get", args...); err != nil {
 		return fmt.Errorf("install %s: %w", strings.Join(packages, " "), err)
 	}

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Image is what a microVM boots.
@@ -54,6 +56,11 @@ func EnsureImage(ctx context.Context, o ImageOptions, progress func(string)) (Im
 	if err := os.MkdirAll(o.CacheDir, 0o755); err != nil {
 		return Image{}, err
 	}
+	unlock, err := lockCache(ctx, o.CacheDir, progress)
+	if err != nil {
+		return Image{}, err
+	}
+	defer unlock()
 	k, err := ensureKernel(ctx, o.CacheDir, o.Kernel, progress)
 	if err != nil {
 		return Image{}, err
@@ -75,6 +82,31 @@ func EnsureImage(ctx context.Context, o ImageOptions, progress func(string)) (Im
 	}
 	progress("building the guests' image")
 	return img, writeImage(img.Initrd, initrd)
+}
+
+// lockCache waits until no other process fills the cache: two apt-get update at once would fail each other.
+func lockCache(ctx context.Context, dir string, progress func(string)) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for said := false; ; said = true {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil // which unlocks
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
+		if !said {
+			progress("waiting for another process that fills the cache")
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func (o *ImageOptions) defaults() error {

@@ -44,6 +44,9 @@ type kernel struct {
 // cache where it is not there. Without a package list the newest one in the cache serves.
 func ensureKernel(ctx context.Context, cache string, series Series, progress func(string)) (kernel, error) {
 	name, err := newestKernelPackage(ctx, series, progress)
+	if ctx.Err() != nil {
+		return kernel{}, ctx.Err()
+	}
 	if err != nil {
 		if k, ok := newestCached(cache, series); ok {
 			progress(fmt.Sprintf("kernel %s from the cache; %v", k.release, err))

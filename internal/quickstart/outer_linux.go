@@ -59,6 +59,9 @@ func runOuter(ctx context.Context, o Options) error {
 	}
 	p.say("guests: kernel %s, accelerator %s (%s)", s.Image.Release, s.Accel, s.Why)
 
+	if ctx.Err() != nil {
+		return ErrInterrupted
+	}
 	before, err := outsideSnapshot()
 	if err != nil {
 		return err
@@ -142,19 +145,23 @@ func startInner(ctx context.Context, o Options, s stage) (report *Report, pidns 
 	return report, pidns, innerError(ctx, report, err)
 }
 
-// endWith asks the inner process to end when ctx is done, and makes it when it takes too long.
+// endWith asks the inner process to end when ctx is done, and makes it when it takes too long. It asks again and again: the
+// kernel drops a signal for a process 1 that has no handler yet.
 func endWith(ctx context.Context, p *os.Process, done <-chan struct{}) {
 	select {
 	case <-done:
 		return
 	case <-ctx.Done():
+	}
+	for deadline := time.Now().Add(grace); time.Now().Before(deadline); {
 		_ = p.Signal(unix.SIGTERM) // it may have just ended
+		select {
+		case <-done:
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
 	}
-	select {
-	case <-done:
-	case <-time.After(grace):
-		_ = p.Kill()
-	}
+	_ = p.Kill()
 }
 
 // innerError is why the node's process ended: by its own report, or for lack of one by how it ended.

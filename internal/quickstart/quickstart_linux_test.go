@@ -104,13 +104,15 @@ func TestQuickstartNamesWhatIsLeft(t *testing.T) {
 }
 
 func TestInterruptedQuickstartCleansUp(t *testing.T) {
-	for _, when := range []string{"made the sandboxes", "ADD alpha", "booting a microVM"} {
+	// After the first of them the node's process may not have set up its signals yet.
+	const early = "guests: kernel"
+	for _, when := range []string{early, "made a node", "made the sandboxes", "ADD alpha", "booting a microVM"} {
 		cmd, _, stderr := startAndInterrupt(t, when, "json")
 		err := cmd.Wait()
 		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 130 {
 			t.Errorf("after %q: want it to end as interrupted, got %v\n%s", when, err, stderr)
 		}
-		if !strings.Contains(stderr.String(), "the machine outside is as it was") {
+		if when != early && !strings.Contains(stderr.String(), "the machine outside is as it was") {
 			t.Errorf("after %q: want it to have compared, got\n%s", when, stderr)
 		}
 	}
