@@ -2,6 +2,10 @@ package cni_test
 
 import (
 	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -136,5 +140,49 @@ func TestInputThatIsNoConfiguration(t *testing.T) {
 				t.Errorf("%s with %s input: want code 6 or 7, got %s", verb, name, out)
 			}
 		}
+	}
+}
+
+// A runtime may close what it does not use.
+func TestClosedStandardInput(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(nil))
+	cmd := exec.Command("/bin/sh", "-c", `exec "$0" <&-`, filepath.Join(os.Getenv(binDirEnv), "tapir"))
+	cmd.Env = p.env("ADD")
+	out := n.runCmd(cmd)
+	var e struct{ Code uint }
+	if err := json.Unmarshal(out.stdout, &e); err != nil || e.Code == 0 || out.code != 1 {
+		t.Errorf("ADD with standard input closed: want a CNI error, got %s", out)
+	}
+}
+
+// Nothing of the environment but CNI's variables is needed.
+func TestEmptyEnvironment(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(object{"ipMasq": true, "queues": 2}))
+	env := slices.DeleteFunc(p.env("ADD"), func(v string) bool { return strings.HasPrefix(v, "PATH=") || strings.HasPrefix(v, "CNI_ARGS=") })
+	if out := n.run(marshal(t, p.conf), env, "tapir"); out.code != 0 {
+		t.Errorf("ADD: %s", out)
+	}
+	p.works("CHECK", nil)
+}
+
+// What a runtime must set is code 4 where it is missing.
+func TestMissingRuntimeVariables(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(nil))
+	for _, name := range []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"} {
+		env := slices.DeleteFunc(p.env("ADD"), func(v string) bool { return strings.HasPrefix(v, name+"=") })
+		wantText(t, wantCode(t, n.run(marshal(t, p.conf), env, "tapir"), codeEnvironment), name)
+	}
+	p.ifName = "interface0123456"
+	wantText(t, p.fails("ADD", codeEnvironment, nil), "interface name is too long")
+	p.ifName, p.id = "eth0", "../c1"
+	p.fails("ADD", codeEnvironment, nil)
+	// The tag by which devices are found again holds 255 bytes.
+	p.id = strings.Repeat("a", 250)
+	wantText(t, p.fails("ADD", codeConfig, nil), "name, CNI_CONTAINERID and CNI_IFNAME together")
+	if lines := without(n.snapshot(p.netns), "node-"); len(lines) > 0 {
+		t.Errorf("left %q", lines)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,6 +36,33 @@ func TestDelBeforeAnyAddLeavesNothing(t *testing.T) {
 		if exists(path) {
 			t.Errorf("DEL before any ADD made %s", path)
 		}
+	}
+}
+
+// A DEL that names the host's own netns must not take it for the sandbox.
+func TestDelWithHostNetnsTouchesNoHostLink(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(nil))
+	p.add()
+	n.in(func() { // as if somebody had moved a device of the attachment out
+		addTap(t, "moved")
+		mustDo(t, netlink.LinkSetAlias(link(t, "moved"), "tapir:pods/c1/eth0"))
+	})
+	p.netns = n.netns
+	p.fails("DEL", codeNetns, nil) // of the CNI library, after tapir has done its work
+	if names := n.linkNames(); !slices.Equal(names, []string{"lo", "up0", "moved"}) {
+		t.Errorf("links of the node after DEL: %q", names)
+	}
+}
+
+func TestGCOnBareNodeMakesNothing(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("a", conf(object{"cni.dev/valid-attachments": []object{}, "turbo": true, "queues": "many"}))
+	before := n.snapshot()
+	p.works("GC", nil)
+	wantSame(t, "after GC", before, n.snapshot())
+	if exists(stateDir) || exists(pinDir) {
+		t.Error("GC made the state directory or pins")
 	}
 }
 

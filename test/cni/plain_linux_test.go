@@ -200,13 +200,14 @@ func TestOptIn(t *testing.T) {
 
 // A plain pod has raw sockets: what it sends is checked where it enters the host.
 func TestForgedFramesOfPlainPod(t *testing.T) {
-	t.Run("checked", func(t *testing.T) { forgeAsPlainPod(t, true) })
-	t.Run("not checked", func(t *testing.T) { forgeAsPlainPod(t, false) })
+	t.Run("checked, clsact", func(t *testing.T) { forgeAsPlainPod(t, "clsact", true) })
+	t.Run("checked, tcx", func(t *testing.T) { forgeAsPlainPod(t, "tcx", true) })
+	t.Run("not checked", func(t *testing.T) { forgeAsPlainPod(t, "auto", false) })
 }
 
-func forgeAsPlainPod(t *testing.T, check bool) {
+func forgeAsPlainPod(t *testing.T, redirect string, check bool) {
 	n := newNode(t)
-	p := n.pod("attacker", annotated(object{"spoofCheck": check}))
+	p := n.pod("attacker", annotated(object{"redirect": redirect, "spoofCheck": check}))
 	r := p.addPlain()
 	out, world := tapWire(t, p.netns, "eth0"), tapWire(t, n.world, "up0")
 	s := sender{ip4: netip.MustParseAddr("10.9.0.2"), ip6: netip.MustParseAddr("fd00:9::2")}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -58,6 +59,14 @@ func TestGuestReachesGatewayNodePodsAndWorld(t *testing.T) {
 			ga, gb := boot(a, a.add()), boot(b, b.add())
 			ga.wantPing(ga.gw[true], nodeIP4, gb.ip[true], worldIP4, ga.gw[false], nodeIP6, gb.ip[false], worldIP6)
 			gb.wantPing(ga.ip[true], ga.ip[false])
+			before := n.snapshot()
+			for _, p := range []*pod{a, b} {
+				p.works("CHECK", nil)
+				p.works("DEL", nil)
+			}
+			if after := without(n.snapshot(a.netns, b.netns), filepath.Base(n.netns)); len(after) != 2 {
+				t.Errorf("after DEL there is more than lo in both sandboxes: %q, before %q", after, before)
+			}
 		})
 	}
 }
@@ -117,7 +126,28 @@ func TestNodeTalksToGuestFromItsOwnAddress(t *testing.T) {
 					t.Errorf("the node talks to %s from %s, want %s", to, source, want)
 				}
 			}
+			p.works("CHECK", nil)
 		})
+	}
+}
+
+// A node that gets another address, as by DHCP, talks from that one.
+func TestNodeTalksFromItsNewAddress(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(nil))
+	g := boot(p, p.add())
+	new4, new6 := netip.MustParseAddr("172.18.0.22"), netip.MustParseAddr("fd00:18::22")
+	n.in(func() {
+		for _, a := range []netip.Prefix{netip.PrefixFrom(nodeIP4, 24), netip.PrefixFrom(nodeIP6, 64)} {
+			mustDo(t, delAddr(a.String())(link(t, "up0")))
+		}
+		addAddr(t, "up0", netip.PrefixFrom(new4, 24))
+		addAddr(t, "up0", netip.PrefixFrom(new6, 64))
+	})
+	for _, want := range []netip.Addr{new4, new6} {
+		if source, ok := n.talk(g.ip[want.Is4()]); !ok || source != want {
+			t.Errorf("the node talks to %s from %s (%t), want %s", g.ip[want.Is4()], source, ok, want)
+		}
 	}
 }
 
