@@ -45,8 +45,8 @@ func (c Cleaner) entries() (map[string][]uint32, error) {
 	out := map[string][]uint32{}
 	for _, digest := range digests {
 		err := c.withPrograms(digest, func(progs *xdp.Programs) error {
-			entries, err := progs.Endpoints()
-			out[digest] = slices.Sorted(maps.Keys(entries))
+			indexes, err := progs.Indexes()
+			out[digest] = indexes
 			return err
 		})
 		if err != nil {

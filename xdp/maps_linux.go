@@ -139,7 +139,7 @@ func (p *Programs) Lookup(ifindex uint32) (Endpoint, error) {
 }
 
 // Delete removes the endpoints and the counters of the ifindexes. What is not there counts as removed; it goes on after
-// an error and joins them.
+// an error and joins them. A map of counters that is pinned no more has none.
 func (p *Programs) Delete(ifindexes ...uint32) error {
 	if len(ifindexes) == 0 {
 		return nil
@@ -148,14 +148,17 @@ func (p *Programs) Delete(ifindexes ...uint32) error {
 	if err != nil {
 		return err
 	}
+	all := []*ebpf.Map{endpoints}
 	counters, err := p.counterMap()
-	if err != nil {
+	if err == nil {
+		// Counters first: a reservation of the same ifindex resets them once it has the endpoint.
+		all = []*ebpf.Map{counters, endpoints}
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	var errs []error
 	for _, ifindex := range ifindexes {
-		// Counters first: a reservation of the same ifindex resets them once it has the endpoint.
-		for _, m := range []*ebpf.Map{counters, endpoints} {
+		for _, m := range all {
 			if err := m.Delete(ifindex); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				errs = append(errs, fmt.Errorf("delete endpoint of ifindex %d: %w", ifindex, err))
 			}
@@ -184,6 +187,26 @@ func (p *Programs) Endpoints() (map[uint32]Endpoint, error) {
 		return nil, fmt.Errorf("list endpoints: %w", err)
 	}
 	return out, nil
+}
+
+// Indexes gives the ifindexes that have an endpoint, sorted, whatever the version. Those that are inserted or deleted meanwhile
+// may be there or not.
+func (p *Programs) Indexes() ([]uint32, error) {
+	m, err := p.anyEndpointMap()
+	if err != nil {
+		return nil, err
+	}
+	seen := make(map[uint32]bool)
+	var ifindex uint32
+	value := make([]byte, m.ValueSize())
+	iter := m.Iterate()
+	for iter.Next(&ifindex, &value) {
+		seen[ifindex] = true
+	}
+	if err := iter.Err(); err != nil {
+		return nil, fmt.Errorf("list endpoints: %w", err)
+	}
+	return slices.Sorted(maps.Keys(seen)), nil
 }
 
 // Counters gives the counters under a key, which is the TAP's ifindex or the host end's of a plain pod, summed over the

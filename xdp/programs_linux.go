@@ -54,7 +54,7 @@ type Programs struct {
 func Open(dir string) (*Programs, error) { return OpenVersion(dir, Digest()) }
 
 // OpenVersion opens the programs of any version: those that an attachment made by another binary uses. Their endpoints
-// can be deleted and they can be detached; Reserve, Update, Lookup and Endpoints give an error where that version's map
+// can be listed and deleted and they can be detached; Reserve, Update, Lookup and Endpoints give an error where that version's map
 // has another layout. Where they are not pinned in dir, the error is [fs.ErrNotExist].
 func OpenVersion(dir, digest string) (*Programs, error) {
 	if digest == "" || digest != filepath.Base(digest) {
