@@ -18,12 +18,13 @@ const tempPrefix = "tmp-"
 
 // Ensure opens the programs of this binary's version in dir, and loads and pins them first where they are not. It mounts
 // bpffs on /sys/fs/bpf where dir is in there and nobody has. Several processes may call it at once, and one may die at
-// any moment: a version's directory appears whole, by a rename.
+// any moment: a version's directory appears whole, by a rename. One that lost some of its pins since then is completed, with
+// the maps and programs of the running attachments where anything pinned still leads to them.
 //
 // A process that cannot get the lock of dir within 30 seconds gives [ErrLocked]. A kernel that cannot do it gives an
 // [UnsupportedError].
 func Ensure(dir string) (*Programs, error) {
-	p, err := Open(dir)
+	p, err := openComplete(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return p, err
 	}
@@ -36,7 +37,7 @@ func Ensure(dir string) (*Programs, error) {
 	}
 	defer lock.Close()
 
-	p, err = Open(dir)
+	p, err = openComplete(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return p, err
 	}
@@ -46,7 +47,16 @@ func Ensure(dir string) (*Programs, error) {
 	return Open(dir)
 }
 
-// load creates the maps and programs and pins them in dir, whose lock the caller holds.
+// openComplete is Open where every pin is there, else [fs.ErrNotExist].
+func openComplete(dir string) (*Programs, error) {
+	p, err := Open(dir)
+	if err != nil || complete(p.dir) {
+		return p, err
+	}
+	return nil, errors.Join(fmt.Errorf("open programs in %q: some pins are gone: %w", p.dir, fs.ErrNotExist), p.Close())
+}
+
+// load creates the maps and programs that are not there and pins all in dir, whose lock the caller holds.
 func load(dir string) error {
 	if err := removeTemp(dir); err != nil {
 		return err
@@ -55,7 +65,13 @@ func load(dir string) error {
 	if err != nil {
 		return err
 	}
-	coll, err := ebpf.NewCollection(spec)
+	version := filepath.Join(dir, versionPrefix+Digest())
+	left, err := openRemains(version)
+	if err != nil {
+		return err
+	}
+	defer left.Close()
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: left.maps})
 	if err != nil {
 		if errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("load programs: %w; it needs CAP_BPF and CAP_NET_ADMIN", err)
@@ -74,11 +90,14 @@ func load(dir string) error {
 		}
 	}
 	for name, prog := range coll.Programs {
+		if old := left.programs[name]; old != nil {
+			prog = old
+		}
 		if err := prog.Pin(filepath.Join(temp, name)); err != nil {
 			return fmt.Errorf("pin program %s: %w", name, err)
 		}
 	}
-	return os.Rename(temp, filepath.Join(dir, versionPrefix+Digest()))
+	return replace(temp, version)
 }
 
 func removeTemp(dir string) error {
