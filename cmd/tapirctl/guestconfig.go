@@ -50,6 +50,7 @@ ip= line and a cloud-init network-config (version 2). What a VMM cannot do is sa
 	f.BoolVar(&opts.QEMU.VHost, "vhost", false, "QEMU: use vhost-net")
 	f.BoolVar(&opts.Firecracker.MTU, "firecracker-mtu", false, "Firecracker: set \"mtu\", which only recent releases know")
 	f.StringVar(&opts.IPLine.Hostname, "hostname", "", "hostname in the ip= line")
+	f.StringVar(&opts.IPLine.Device, "device", "", "the kernel's own name of the card in the ip= line (default: that of the pod's interface where it has the form ethN)")
 	return cmd
 }
 
