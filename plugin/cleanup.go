@@ -44,9 +44,9 @@ func (c Cleaner) Run(ctx context.Context) (Report, error) {
 	known, others, adding := map[uint32]bool{}, 0, 0
 	for _, dir := range c.StateDirs {
 		errs = append(errs, c.attachments(ctx, dir, &r, known))
-		n, err := state.Holds(dir)
+		n, holdErr := state.Holds(dir)
 		adding += n
-		errs = append(errs, err)
+		errs = append(errs, holdErr)
 	}
 	tags, err := hostEnds()
 	errs = append(errs, err)
@@ -80,17 +80,50 @@ func (c Cleaner) Run(ctx context.Context) (Report, error) {
 	return r, c.shared(ctx, &r)
 }
 
-// shared removes what attachments share; there is none.
+// shared removes what attachments share; there is none. It does so in transactions on all state directories: an ADD has
+// recorded its attachment before them, and all stays, or does so after them, and finds nothing to build on.
 func (c Cleaner) shared(ctx context.Context, r *Report) error {
-	errs := []error{c.table(r)}
-	for _, dir := range c.StateDirs {
-		errs = append(errs, c.sysctls(ctx, dir, r))
+	var errs []error
+	err := c.unused(ctx, nil, r, func(txs []*state.Tx) {
+		errs = []error{c.table(r)}
+		for _, tx := range txs {
+			errs = append(errs, c.sysctls(tx, r))
+		}
+		errs = append(errs, c.pins(r))
+	})
+	errs = append(errs, err)
+	if len(r.Kept) > 0 {
+		return errors.Join(errs...)
 	}
-	errs = append(errs, c.pins(r))
 	for _, dir := range c.StateDirs {
 		errs = append(errs, c.state(ctx, dir, r))
 	}
 	return errors.Join(errs...)
+}
+
+// unused calls fn in a transaction on each of the state directories that are not yet in txs, unless one has an attachment.
+func (c Cleaner) unused(ctx context.Context, txs []*state.Tx, r *Report, fn func([]*state.Tx)) error {
+	if len(txs) == len(c.StateDirs) {
+		fn(txs)
+		return nil
+	}
+	store := state.New(state.Config{Dir: c.StateDirs[len(txs)]})
+	begin, removed := store.UpdateExisting, len(r.Removed)
+	if c.DryRun {
+		begin = store.View
+	}
+	return begin(ctx, func(tx *state.Tx) error {
+		r.Removed, r.Kept = r.Removed[:removed], nil // on rebuilt state it runs again
+		used := 0
+		if err := tx.ForEach("", func(state.Attachment) error { used++; return nil }); err != nil {
+			return err
+		}
+		if used > 0 && !c.DryRun {
+			r.keepShared("an attachment was added meanwhile")
+			return nil
+		}
+		return c.unused(ctx, append(txs, tx), r, fn)
+	})
 }
 
 // attachments removes the dead ones of one state directory.
@@ -186,8 +219,8 @@ func (c Cleaner) table(r *Report) error {
 	return nil
 }
 
-func (c Cleaner) sysctls(ctx context.Context, dir string, r *Report) error {
-	done, err := RestoreSysctls(ctx, state.New(state.Config{Dir: dir}), c.DryRun)
+func (c Cleaner) sysctls(tx *state.Tx, r *Report) error {
+	done, err := restoreSysctls(tx, c.DryRun)
 	for _, s := range done {
 		r.Removed = append(r.Removed, Leftover{"sysctl", s, "tapir had changed it"})
 	}
