@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/nftables"
@@ -38,6 +40,7 @@ type Report struct {
 // attachment is left it also removes what all of them share: nftables table, pinned programs, changed sysctls, the state.
 func (c Cleaner) Run(ctx context.Context) (Report, error) {
 	r := Report{DryRun: c.DryRun, Removed: []Leftover{}}
+	c.StateDirs = distinct(c.StateDirs)
 	// Entries before attachments: an entry stands before its attachment's record does, and under the same lock of the state.
 	entries, err := c.entries()
 	errs := []error{err}
@@ -78,6 +81,17 @@ func (c Cleaner) Run(ctx context.Context) (Report, error) {
 		return r, err // what is shared may still be used
 	}
 	return r, c.shared(ctx, &r)
+}
+
+// distinct are the folders without those that are named twice.
+func distinct(dirs []string) []string {
+	var out []string
+	for _, dir := range dirs {
+		if dir = filepath.Clean(dir); !slices.Contains(out, dir) {
+			out = append(out, dir)
+		}
+	}
+	return out
 }
 
 // shared removes what attachments share; there is none. It does so in transactions on all state directories: an ADD has

@@ -46,6 +46,9 @@ func ensureForwarding(ctx context.Context, store *state.Store, addrs []state.Add
 type change struct{ name, value string }
 
 // turnOn sets the sysctl to 1 unless it is on. before tells what else must be saved or set first.
+//
+// Looking and saving is one transaction, setting another: of two ADDs that come here at once, the second must not take what
+// the first has changed for what was there before.
 func turnOn(ctx context.Context, store *state.Store, name string, before func() ([]change, error)) error {
 	old, err := sysctl.Get(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,33 +57,45 @@ func turnOn(ctx context.Context, store *state.Store, name string, before func() 
 	if err != nil || old != "0" {
 		return err
 	}
-	changes, err := before()
-	if err != nil {
+	var changes []change
+	err = store.Update(ctx, func(tx *state.Tx) (err error) {
+		changes, err = saveBefore(tx, name, before)
 		return err
-	}
-	changes = append(changes, change{name, "1"})
-	err = store.Update(ctx, func(tx *state.Tx) error {
-		for _, c := range changes {
-			if v, err := sysctl.Get(c.name); err == nil {
-				if err := tx.SaveSysctl(c.name, v); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("save sysctls: %w", err)
 	}
-	for _, c := range changes {
-		if c.value == "" {
-			continue
+	return store.View(ctx, func(*state.Tx) error {
+		for _, c := range changes {
+			if c.value == "" {
+				continue
+			}
+			if err := sysctl.Set(c.name, c.value); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return withCode(types.ErrIOFailure, fmt.Errorf("turn forwarding on: %w; set it on the node and ADD again", err))
+			}
 		}
-		if err := sysctl.Set(c.name, c.value); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return withCode(types.ErrIOFailure, fmt.Errorf("turn forwarding on: %w; set it on the node and ADD again", err))
+		return nil
+	})
+}
+
+// saveBefore saves what turning the sysctl on will change, and tells what is to be set; nothing where it is on by now.
+func saveBefore(tx *state.Tx, name string, before func() ([]change, error)) ([]change, error) {
+	if v, err := sysctl.Get(name); err != nil || v != "0" {
+		return nil, err
+	}
+	changes, err := before()
+	if err != nil {
+		return nil, err
+	}
+	changes = append(changes, change{name, "1"})
+	for _, c := range changes {
+		if v, err := sysctl.Get(c.name); err == nil {
+			if err := tx.SaveSysctl(c.name, v); err != nil {
+				return nil, err
+			}
 		}
 	}
-	return nil
+	return changes, nil
 }
 
 // forwardingOf saves what each interface says of itself: turning forwarding on or off as a whole overwrites that.
@@ -125,14 +140,11 @@ func keepRouterAdvertisements() ([]change, error) {
 	return out, nil
 }
 
-// RestoreSysctls puts back every sysctl that tapir changed and forgets it. With dryRun it only tells which. Each is named
-// with its old value, as "name = value".
-func RestoreSysctls(ctx context.Context, store *state.Store, dryRun bool) ([]string, error) {
-	var saved map[string]string
-	if err := store.View(ctx, func(tx *state.Tx) (err error) {
-		saved, err = tx.Sysctls()
-		return err
-	}); err != nil {
+// restoreSysctls puts back every sysctl that tapir changed and forgets it, or only tells which. Each is named with its old
+// value, as "name = value".
+func restoreSysctls(tx *state.Tx, dryRun bool) ([]string, error) {
+	saved, err := tx.Sysctls()
+	if err != nil {
 		return nil, err
 	}
 	// The node-wide ones first: they overwrite those of the interfaces.
@@ -146,17 +158,27 @@ func RestoreSysctls(ctx context.Context, store *state.Store, dryRun bool) ([]str
 	var errs []error
 	for _, n := range names {
 		if !dryRun {
-			if err := sysctl.Set(n, saved[n]); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := restoreSysctl(n, saved[n]); err != nil {
 				errs = append(errs, err)
 				continue
 			}
-			if err := store.Update(ctx, func(tx *state.Tx) error { return tx.DeleteSysctl(n) }); err != nil {
-				errs = append(errs, err)
-			}
+			errs = append(errs, tx.DeleteSysctl(n))
 		}
 		done = append(done, n+" = "+saved[n])
 	}
 	return done, errors.Join(errs...)
+}
+
+// restoreSysctl sets a sysctl, unless it has the value: where /proc/sys is read-only an ADD saved what it could not change.
+func restoreSysctl(name, value string) error {
+	if now, err := sysctl.Get(name); err == nil && now == value {
+		return nil
+	}
+	err := sysctl.Set(name, value)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the interface is gone
+	}
+	return err
 }
 
 func nodeWide(name string) int {
