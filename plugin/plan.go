@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -79,6 +80,10 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 	}
 	checkAlias(&fs, p.Key)
 	checkDeviceName(&argFaults, "CNI_IFNAME", args.IfName)
+	if !filepath.IsAbs(args.Netns) {
+		// It is recorded, and DEL or the clean-up may run elsewhere.
+		argFaults.Add("CNI_NETNS", fmt.Sprintf("want an absolute path, got %q", args.Netns))
+	}
 	p.HostName = hostName(p.Key)
 	if p.Chained = chained; p.Chained && present(cfg.PrevResult) {
 		var err error
