@@ -58,6 +58,7 @@ func codeOf(err error) uint {
 	var mac *state.MACInUseError
 	var unsupported *xdp.UnsupportedError
 	var path *fs.PathError
+	var limit *xdp.LimitError
 	if errors.As(err, &c) {
 		return c.code
 	}
@@ -67,6 +68,8 @@ func codeOf(err error) uint {
 	switch {
 	case errors.Is(err, xdp.ErrLocked):
 		return types.ErrTryAgainLater
+	case errors.As(err, &limit):
+		return types.ErrInvalidNetworkConfig
 	case errors.As(err, &mac), errors.Is(err, tap.ErrExists):
 		return CodeBusy
 	case errors.As(err, &unsupported), errors.Is(err, tap.ErrUnsupported):

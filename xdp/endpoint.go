@@ -80,6 +80,14 @@ type Endpoint struct {
 	Gateways  []netip.Addr
 }
 
+// LimitError says that an attachment has more of something than an [Endpoint] holds.
+type LimitError struct {
+	Max  int
+	What string // "IPv4 addresses"
+}
+
+func (e *LimitError) Error() string { return fmt.Sprintf("want at most %d %s", e.Max, e.What) }
+
 // encode gives the map value. Its errors name the field, not the device.
 func (e Endpoint) encode() (redirectEndpoint, error) {
 	v := redirectEndpoint{
@@ -143,7 +151,7 @@ func (v *redirectEndpoint) addAddress(p netip.Prefix) error {
 	}
 	n := int(*count)
 	if n == MaxAddresses {
-		return fmt.Errorf("address %s: want at most %d %s addresses", p, MaxAddresses, list)
+		return fmt.Errorf("address %s: %w", p, &LimitError{MaxAddresses, list + " addresses"})
 	}
 	*count++
 	if p.Addr().Is4() {
@@ -166,7 +174,7 @@ func (v *redirectEndpoint) addGateway(a netip.Addr) error {
 	}
 	n := int(*count)
 	if n == MaxGateways {
-		return fmt.Errorf("gateway %s: want at most %d %s gateways", a, MaxGateways, list)
+		return fmt.Errorf("gateway %s: %w", a, &LimitError{MaxGateways, list + " gateways"})
 	}
 	*count++
 	if a.Is4() {
