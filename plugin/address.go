@@ -197,7 +197,7 @@ func family(ip netip.Addr) int {
 // ipv6Hint says what an errno of an IPv6 request usually means.
 func ipv6Hint(ip netip.Addr, err error) string {
 	if ip.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP)) {
-		return `; IPv6 is off here (sysctl net.ipv6.conf.all.disable_ipv6)`
+		return `; IPv6 is off here (sysctls net.ipv6.conf.all.disable_ipv6 and net.ipv6.conf.default.disable_ipv6)`
 	}
 	return ""
 }

@@ -36,7 +36,7 @@ type Config struct {
 	Owner *int `json:"owner" default:"0"`
 	// Group id that may open the TAP. Where both are given the kernel wants both to match.
 	Group *int `json:"group" default:"none"`
-	// Length of the TAP's ring towards the guest, in frames, at least 1.
+	// Length of the TAP's ring towards the guest, in frames, 1 to 65536.
 	TxQueueLen int `json:"txQueueLen" default:"1000"`
 	// Whether frames that the guest sends from a MAC or address that is not its own are dropped.
 	SpoofCheck bool `json:"spoofCheck" default:"true"`

@@ -79,8 +79,11 @@ func (c *Config) validateTap(fs *faults) {
 	if c.MTU != 0 && (c.MTU < tap.MinMTU || c.MTU > tap.MaxMTU) {
 		fs.Add("mtu", fmt.Sprintf("want 0 or %d to %d, got %d", tap.MinMTU, tap.MaxMTU, c.MTU))
 	}
-	if c.TxQueueLen < 1 {
+	switch {
+	case c.TxQueueLen < 1:
 		fs.Add("txQueueLen", fmt.Sprintf("want at least 1 (a ring of 0 drops every frame), got %d", c.TxQueueLen))
+	case c.TxQueueLen > tap.MaxTxQueueLen:
+		fs.Add("txQueueLen", fmt.Sprintf("want at most %d (a ring has 8 bytes for each frame, and each queue has one), got %d", tap.MaxTxQueueLen, c.TxQueueLen))
 	}
 	checkID(fs, "owner", c.Owner)
 	checkID(fs, "group", c.Group)

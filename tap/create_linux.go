@@ -22,6 +22,10 @@ const (
 	MaxMTU = 65521
 )
 
+// MaxTxQueueLen bounds the ring of a queue, in frames. The driver takes any length, and fails when a VMM opens the queue and
+// there is no memory for it (tun_attach, ptr_ring_init).
+const MaxTxQueueLen = 1 << 16
+
 // baseFlags are the flags of every TAP of tapir: those that Firecracker, Cloud Hypervisor and QEMU open with.
 const baseFlags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
