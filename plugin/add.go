@@ -146,7 +146,18 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 		return err
 	}
 	u.push("BPF map entries", release)
-	err := store.Update(ctx, func(tx *state.Tx) error {
+	// Where the end of the transaction fails, it may have been committed.
+	put := false
+	u.push("lease and state", func() error {
+		if !put {
+			return nil
+		}
+		return store.Update(ctx, func(tx *state.Tx) error {
+			return errors.Join(ipam.Cancel(tx, rec.Key), tx.Delete(rec.Key))
+		})
+	})
+	return store.Update(ctx, func(tx *state.Tx) error {
+		put = false
 		// On rebuilt state the transaction runs again.
 		if err := release(); err != nil {
 			return err
@@ -168,17 +179,10 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 		if taken, err = reserveIndexes(tx, rec, progs); err != nil {
 			return err
 		}
-		return tx.Put(*rec)
-	})
-	if err != nil {
+		err = tx.Put(*rec)
+		put = err == nil
 		return err
-	}
-	u.push("lease and state", func() error {
-		return store.Update(ctx, func(tx *state.Tx) error {
-			return errors.Join(ipam.Cancel(tx, rec.Key), tx.Delete(rec.Key))
-		})
 	})
-	return nil
 }
 
 // refuseDuplicate keeps a second ADD of the same attachment, or of another one with the same guest MAC, from touching the

@@ -103,15 +103,16 @@ func (a *apply) makeTap() error {
 // attachForeign leads what the interface of the plugin before receives to the TAP. It runs on a thread in the pod's netns.
 func (a *apply) attachForeign() error {
 	dev := a.rec.Pod
+	// Before the attempt: where the kernel's answer is lost, it may have succeeded. Only this TAP's program is taken off.
+	a.undo.push("program on "+dev.Name, func() error {
+		return a.netns.Do(func(ns.NetNS) error { return xdp.DetachForeign(dev.Index, uint32(a.rec.TAP.Index)) })
+	})
 	if err := a.progs.AttachForeign(dev.Index, uint32(a.rec.TAP.Index), xdp.Method(a.rec.Redirect)); err != nil {
 		if errors.Is(err, xdp.ErrInUse) {
 			return withCode(CodeBusy, fmt.Errorf("%q has a TAP of tapir already: %w", dev.Name, err))
 		}
 		return fmt.Errorf("%q: %w", dev.Name, err)
 	}
-	a.undo.push("program on "+dev.Name, func() error {
-		return a.netns.Do(func(ns.NetNS) error { return xdp.DetachForeign(dev.Index, uint32(a.rec.TAP.Index)) })
-	})
 	return nil
 }
 
@@ -119,6 +120,7 @@ func (a *apply) attachForeign() error {
 // the pod end as if it were for itself.
 func (a *apply) makeVeth() error {
 	r := a.rec
+	a.undo.push("veth "+r.Host.Name, func() error { return deleteOwn(a.host, r.Host) }) // before: the kernel's answer can be lost
 	err := a.host.CreateVeth(
 		rtnl.End{Name: r.Host.Name, Index: r.Host.Index, MAC: xdp.GatewayMAC, MTU: r.MTU},
 		rtnl.End{Name: r.Pod.Name, Index: r.Pod.Index, MAC: a.plan.MAC, MTU: r.MTU, Group: r.Group},
@@ -126,6 +128,17 @@ func (a *apply) makeVeth() error {
 	if err != nil {
 		return existsAs(CodeBusy, fmt.Errorf("in netns %q: %w", a.plan.Netns, err))
 	}
-	a.undo.push("veth "+r.Host.Name, func() error { return a.host.DeleteLink(r.Host.Index) })
 	return a.pod.Configure(r.Pod.Index, rtnl.Settings{Name: r.Pod.Name, Alias: r.Alias(), NoIPv6Addr: !a.plan.Plain})
+}
+
+// deleteOwn deletes a device that has the name and the ifindex that were chosen for it; any other one is somebody else's.
+func deleteOwn(conn *rtnl.Conn, dev state.Device) error {
+	link, err := conn.LinkByName(dev.Name)
+	if rtnl.Gone(err) || err == nil && link.Attrs().Index != dev.Index {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up %q: %w", dev.Name, err)
+	}
+	return conn.DeleteLink(dev.Index)
 }

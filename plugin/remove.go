@@ -83,7 +83,8 @@ func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
 	case rtnl.Gone(err):
 	case err != nil:
 		errs = append(errs, fmt.Errorf("look up %q: %w", name, err))
-	case link.Attrs().Alias == rec.Alias() || link.Attrs().Alias == "" && link.Attrs().Index == rec.Host.Index:
+	case link.Attrs().Alias == rec.Alias() || link.Attrs().Alias == "" && (rec.Host.Index == 0 || link.Attrs().Index == rec.Host.Index):
+		// Untagged and without a record it is what an ADD left that could not take it back: the name is a hash of the key.
 		indexes = append(indexes, uint32(link.Attrs().Index))
 		errs = append(errs, host.DeleteLink(link.Attrs().Index))
 	}

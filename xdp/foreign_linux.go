@@ -65,6 +65,14 @@ func foreignProgram(counters *ebpf.Map, tap uint32) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load program %s: %w", foreignName(tap), err)
 	}
+	// The library leaves the name out where its probe for names failed, and nobody would find the program again.
+	info, err := prog.Info()
+	if err == nil && info.Name != foreignName(tap) {
+		err = fmt.Errorf("the kernel has it as %q", info.Name)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("load program %s: %w", foreignName(tap), err), prog.Close())
+	}
 	return prog, nil
 }
 

@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -61,6 +62,7 @@ type walk struct {
 	before []string
 	path   string
 	kept   []string // of others
+	ignore []string // lines that start so are none of DEL's business
 	fault
 }
 
@@ -73,9 +75,14 @@ func newWalk(t *testing.T, m mode, f fault) *walk {
 	if w.p, w.others = m.pod(t, n); w.others == nil {
 		w.others = func() []string { return nil }
 	}
+	// A pod that runs keeps what all attachments share.
+	n.pod("bystander", conf(object{"ipMasq": true})).add()
 	w.before, w.kept = n.snapshot(w.p.netns), w.others()
 	return w
 }
+
+// Nobody can tell afterwards whether an empty clsact qdisc of the pod's interface was made or found.
+const emptyClsact = "qdisc clsact ffff: dev eth0"
 
 // add runs ADD with the n-th call failing.
 func (w *walk) add(nth int) faulted {
@@ -89,18 +96,29 @@ func (w *walk) add(nth int) faulted {
 func (w *walk) wantClean(what string, run faulted) {
 	w.t.Helper()
 	ok := true
-	if diff := cmp.Diff(w.before, w.n.snapshot(w.p.netns)); diff != "" {
+	if diff := cmp.Diff(without(w.before, w.ignore...), without(w.n.snapshot(w.p.netns), w.ignore...)); diff != "" {
 		ok = false
 		w.t.Errorf("%s with %s failing (-before +after):\n%s", what, run.hit, diff)
 	}
-	if diff := cmp.Diff(w.kept, w.others()); diff != "" {
+	if diff := cmp.Diff(without(w.kept, w.ignore...), without(w.others(), w.ignore...)); diff != "" {
 		ok = false
 		w.t.Errorf("%s with %s failing, what others have (-before +after):\n%s", what, run.hit, diff)
 	}
-	if noTemp(w.t); !ok {
+	if strings.Contains(run.hit, "flock "+stateDir+"/adding/") {
+		w.del(run) // its file was made and not locked; the next holder removes it
+	}
+	if left, err := filepath.Glob(filepath.Join(stateDir, "adding", "*")); err != nil || len(left) > 0 {
+		ok = false
+		w.t.Errorf("%s with %s failing left %q (%v)", what, run.hit, left, err)
+	}
+	if !ok {
 		w.t.Logf("%s said %s", what, run)
+		w.del(run) // so that the walk can go on
 	}
 }
+
+// saidResult tells of a run that failed after all: the library looks at CNI_NETNS again when ADD has said its result.
+func (f faulted) saidResult() bool { return bytes.Contains(f.stdout, []byte(`"interfaces"`)) }
 
 // wantError wants the plugin to have said what failed, in a CNI error with a code and nothing beside it.
 func (w *walk) wantError(run faulted) {
@@ -128,6 +146,8 @@ func TestAddTakesBackWhateverFails(t *testing.T) {
 			for nth := 1; ; nth++ {
 				run := w.add(nth)
 				switch {
+				case run.code != 0 && run.saidResult():
+					w.del(run)
 				case run.code != 0:
 					failed++
 					w.wantError(run)
@@ -164,16 +184,22 @@ func TestDelCleansUpAfterRollbackThatFails(t *testing.T) {
 			w := newWalk(t, m, fault{calls: changingCalls, onward: true})
 			total := len(w.add(0).calls)
 			w.del(faulted{})
+			// Where neither the record was written nor the reservation in the maps could be taken back, DEL cannot
+			// know of that: it is the clean-up's, beside a pod that runs.
+			whole := w.before
+			w.ignore = []string{"endpoints of", "counters of", emptyClsact}
 			for nth := 1; nth <= total; nth += 4 {
 				run := w.add(nth)
-				if run.code == 0 {
-					t.Errorf("ADD with %s and all later calls failing: %s", run.hit, run)
-				} else {
+				if run.code != 0 && !run.saidResult() {
 					w.wantError(run)
 				}
 				w.del(run)
 				w.wantClean("DEL after ADD", run)
 			}
+			if out := w.n.ctl("cleanup", "--yes"); out.code != 0 {
+				t.Errorf("tapirctl cleanup --yes: %s", out)
+			}
+			wantSame(t, "the clean-up after all this", whole, w.n.snapshot(w.p.netns))
 		})
 	}
 }
@@ -183,9 +209,10 @@ func TestDelCleansUpAfterLostAnswers(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			w := newWalk(t, m, fault{calls: answerCalls})
+			w.ignore = []string{emptyClsact}
 			for nth := 1; ; nth += 2 {
 				run := w.add(nth)
-				if run.code != 0 {
+				if run.code != 0 && !run.saidResult() {
 					w.wantError(run)
 				}
 				w.del(run)
