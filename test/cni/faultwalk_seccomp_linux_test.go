@@ -86,8 +86,12 @@ func becomeFiltered(path string, calls []string) error {
 	told := binary.NativeEndian.AppendUint32(nil, uint32(fd))
 	iov := unix.Iovec{Base: &told[0]}
 	iov.SetLen(len(told))
-	unix.RawSyscall(unix.SYS_WRITEV, 3, uintptr(unsafe.Pointer(&iov)), 1)
-	unix.RawSyscall(unix.SYS_READ, 4, uintptr(unsafe.Pointer(&told[0])), 1)
+	if _, _, errno = unix.RawSyscall(unix.SYS_WRITEV, 3, uintptr(unsafe.Pointer(&iov)), 1); errno != 0 {
+		return errno
+	}
+	if _, _, errno = unix.RawSyscall(unix.SYS_READ, 4, uintptr(unsafe.Pointer(&told[0])), 1); errno != 0 {
+		return errno
+	}
 	_, _, errno = unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path0)), uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envp[0])))
 	return errno
 }
