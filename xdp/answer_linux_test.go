@@ -139,7 +139,7 @@ func TestNDIsAnsweredForTheLink(t *testing.T) {
 		{"another own address", ns(g, guest6b.Addr(), option(1, guestMAC)), nil},
 		{"beside a /128", ns(g, addr("fd00:7::6"), option(1, guestMAC)), nil},
 		{"off the link", ns(g, offLink6, option(1, guestMAC)), nil},
-		{"a link-local neighbour", ns(guestLL, addr("fe80::77"), option(1, guestMAC)), nil},
+		{"a link-local neighbour", ns(g, addr("fe80::77"), option(1, guestMAC)), nil},
 		{"multicast target", ns(g, addr("ff02::1:ff00:77"), option(1, guestMAC)), nil},
 		{"hop limit 254", with(toNeighbour, offIP6Hop, 254), nil},
 		{"code 1", with(toNeighbour, offIP6Upper+1, 1), nil},

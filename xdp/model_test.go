@@ -203,6 +203,9 @@ func (m model) nd(b, rest []byte, typ int, fragmented bool) Reason {
 	if typ == icmpNS && start == 40 && m.solicited(b, msg) {
 		return ReasonNDAnswered
 	}
+	if src := netip.AddrFrom16([16]byte(b[8:])); src.IsLinkLocalUnicast() && m.Redirect != RedirectEgress {
+		return ReasonNDLinkLocal
+	}
 	return ReasonToHost
 }
 

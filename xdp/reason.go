@@ -33,6 +33,9 @@ const (
 	ReasonNoPeer        = Reason(redirectReasonREASON_NO_PEER)
 )
 
+// ReasonNDLinkLocal is of frames that ended at tapir's programs: nobody is to have them, and nothing is wrong with them.
+const ReasonNDLinkLocal = Reason(redirectReasonREASON_ND_LINK_LOCAL)
+
 // reasonNames are also the label values of the metrics: they do not change.
 var reasonNames = [redirectReasonREASON_MAX]string{
 	ReasonUnknown:       "unknown",
@@ -54,6 +57,7 @@ var reasonNames = [redirectReasonREASON_MAX]string{
 	ReasonRogueRedirect: "rogue_redirect",
 	ReasonAnswerFailed:  "answer_failed",
 	ReasonNoPeer:        "no_peer",
+	ReasonNDLinkLocal:   "nd_link_local",
 }
 
 // String is the reason in lower case, as in the C enum: "spoof_mac". One that this version does not know, counted by
@@ -65,10 +69,10 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason_%d", uint32(r))
 }
 
-// Dropped says whether frames counted under r went nowhere.
+// Dropped says whether frames counted under r were refused.
 func (r Reason) Dropped() bool {
 	switch r {
-	case ReasonUnknown, ReasonToHost, ReasonToGuest, ReasonARPAnswered, ReasonNDAnswered:
+	case ReasonUnknown, ReasonToHost, ReasonToGuest, ReasonARPAnswered, ReasonNDAnswered, ReasonNDLinkLocal:
 		return false
 	}
 	return true

@@ -15,7 +15,7 @@ import (
 
 type redirectCounts struct {
 	_        structs.HostLayout
-	ByReason [19]struct {
+	ByReason [20]struct {
 		_      structs.HostLayout
 		Frames uint64
 		Bytes  uint64
@@ -80,7 +80,8 @@ const (
 	redirectReasonREASON_ROGUE_REDIRECT redirectReason = 16
 	redirectReasonREASON_ANSWER_FAILED  redirectReason = 17
 	redirectReasonREASON_NO_PEER        redirectReason = 18
-	redirectReasonREASON_MAX            redirectReason = 19
+	redirectReasonREASON_ND_LINK_LOCAL  redirectReason = 19
+	redirectReasonREASON_MAX            redirectReason = 20
 )
 
 type redirectRedirect uint32

@@ -36,7 +36,7 @@ func TestOneFieldDecides(t *testing.T) {
 	udp6 := fromGuest(typeIPv6, ip6(guest6.Addr(), offLink6, protoUDP, 64, udp(guest6.Addr(), offLink6, 1000, 53, []byte("hello"))))
 	ll6 := fromGuest(typeIPv6, ip6(guestLL, gateway6ll, protoUDP, 64, udp(guestLL, gateway6ll, 546, 547, []byte("dhcp"))))
 	dad := ns(none6, guest6.Addr(), nonce())
-	rs := eth(multicastMAC(allRouters), guestMAC, typeIPv6, ip6(guestLL, allRouters, protoICMP6, 255, icmp6(guestLL, allRouters, icmpRS, reserved4, option(1, guestMAC))))
+	rs := eth(multicastMAC(allRouters), guestMAC, typeIPv6, ip6(guest6.Addr(), allRouters, protoICMP6, 255, icmp6(guest6.Addr(), allRouters, icmpRS, reserved4, option(1, guestMAC))))
 	ownNA := na(multicastMAC(allNodes), guestMAC, guest6.Addr(), allNodes, guest6.Addr(), 0x20, option(2, guestMAC))
 	offNS := ns(guest6.Addr(), offLink6, option(1, guestMAC), nonce())
 	mld := eth(multicastMAC(allRouters), guestMAC, typeIPv6, ip6(none6, allRouters, protoHop, 1, ext(protoICMP6), icmp6(none6, allRouters, icmpMLD2, make([]byte, 24))))
@@ -168,7 +168,7 @@ func TestLegalFramesPass(t *testing.T) {
 		"RS from nothing":           eth(multicastMAC(allRouters), guestMAC, typeIPv6, ip6(none6, allRouters, protoICMP6, 255, icmp6(none6, allRouters, icmpRS, reserved4))),
 		"802.3 length":              eth(broadcast, guestMAC, 38, make([]byte, 46)),
 		"jumbo":                     fromGuest(typeIPv4, ip4(guest4.Addr(), offLink4, protoUDP, 0, make([]byte, 3000))),
-		"NA for a link-local":       na(multicastMAC(allNodes), guestMAC, guestLL, allNodes, guestLL, 0x20, option(2, guestMAC)),
+		"NA for a link-local":       na(multicastMAC(allNodes), guestMAC, guest6.Addr(), allNodes, guestLL, 0x20, option(2, guestMAC)),
 	} {
 		t.Run(name, func(t *testing.T) { check(t, p, RoleGuest, frame, ReasonToHost, nil) })
 	}

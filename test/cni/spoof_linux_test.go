@@ -94,7 +94,7 @@ func forgeries(s sender, gw net.HardwareAddr) []forgery {
 		{"ND question, MAC", "spoof_nd", ns(s.ip6, strangeMAC), ns(s.ip6, s.mac), "nd_answered", false},
 		{"ND question, IPv6", "spoof_ipv6", ns(victim6, s.mac), ns(s.ip6, s.mac), "nd_answered", false},
 		{"router advertisement", "rogue_ra", eth(allNodesMAC, s.mac, unix.ETH_P_IPV6, icmp(local, allNodes, 134, make([]byte, 12))),
-			eth(allNodesMAC, s.mac, unix.ETH_P_IPV6, icmp(local, allNodes, 133, make([]byte, 4))), "", true},
+			eth(allNodesMAC, s.mac, unix.ETH_P_IPV6, icmp(s.ip6, allNodes, 133, make([]byte, 4))), "", true},
 	}
 }
 

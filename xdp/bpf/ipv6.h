@@ -186,6 +186,7 @@ static __always_inline enum reason decide_icmpv6(struct packet *p, const struct 
 						 bool strict)
 {
 	enum reason r;
+	bool checked = false;
 
 	switch (type) {
 	case ND_ROUTER_ADVERT:
@@ -200,9 +201,17 @@ static __always_inline enum reason decide_icmpv6(struct packet *p, const struct 
 		r = check_nd(p, ep, u, type, IPV6_HDR_END + bpf_ntohs(ip6->payload_len));
 		if (r != REASON_TO_HOST)
 			return r;
+		checked = true;
 	}
 	if (type == ND_NEIGHBOUR_SOLICIT && u->off == IPV6_HDR_END && solicits_gateway(p, ep, ip6))
 		return REASON_ND_ANSWERED;
+	/*
+	 * Each link-local address that solicits costs the node an entry of a neighbour table that all of it shares, and a
+	 * guest has 2^64 of them. Nobody there needs these: neighbour entries of guests are permanent, and no host end
+	 * advertises a router. Behind another plugin's interface somebody may.
+	 */
+	if (checked && ep->redirect != REDIRECT_EGRESS && ipv6_link_local((const struct ipv6_addr *)&ip6->saddr))
+		return REASON_ND_LINK_LOCAL;
 	return REASON_TO_HOST;
 }
 

@@ -43,6 +43,9 @@ enum reason {
 	REASON_ANSWER_FAILED, /* the frame could not be rewritten into the answer */
 	REASON_NO_PEER,	      /* the endpoint does not say where frames go */
 
+	/* Ends here: the host's side has no use for it (endpoints with ENDPOINT_SPOOF_CHECK, but for REDIRECT_EGRESS). */
+	REASON_ND_LINK_LOCAL, /* ND from a link-local address */
+
 	REASON_MAX,
 };
 
