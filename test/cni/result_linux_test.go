@@ -133,6 +133,22 @@ func TestFirecrackerSDKGetsWhatItNeeds(t *testing.T) {
 	}
 }
 
+// The SDK wants one address, whatever the pod has.
+func TestFirecrackerSDKGetsOneAddressOfMany(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("vm-1", conf(object{"result": "firecracker", "ipam": ranges("fd00:9::/64", "10.9.0.0/24", "10.8.0.0/24")}))
+	r := p.add()
+	got, err := readAsFirecrackerSDK(t, r, "vm-1")
+	if err != nil || got.bootArg != "ip=10.9.0.2::10.9.0.1:255.255.255.0:::off:" {
+		t.Errorf("the SDK reads %+v (%v), want the first IPv4 address", got, err)
+	}
+	if len(r.IPs) != 4 {
+		t.Errorf("ips: want the three addresses and one copy, got %v", r.IPs)
+	}
+	g := boot(p, r)
+	g.wantPing(g.gw[true], g.gw[false])
+}
+
 // The checker must refuse what the SDK refuses, or the test above shows nothing.
 func TestSDKCheckerRefusesBrokenResults(t *testing.T) {
 	n := newNode(t)

@@ -60,8 +60,7 @@ func (n *node) waitDropped(id string, want uint64) (l listing) {
 			return l
 		}
 		if time.Now().After(deadline) {
-			n.t.Errorf("%s: want %d dropped, got %v", id, want, l.Counters)
-			return l
+			n.t.Fatalf("%s: want %d dropped, got %v", id, want, l.Counters)
 		}
 	}
 }
