@@ -15,27 +15,29 @@ import (
 // A mode is a kind of ADD, whose steps are made to fail one by one.
 type mode struct {
 	name string
+	// stride is how many calls the walk goes on at a time: 1 where the mode has steps of its own that no other has.
+	stride int
 	// pod prepares a pod whose ADD would succeed, and names what else its failed ADD must leave alone.
 	pod func(t *testing.T, n *node) (p *pod, others func() []string)
 }
 
 var modes = []mode{
-	{"TAP", func(_ *testing.T, n *node) (*pod, func() []string) { return n.pod("c1", conf(nil)), nil }},
-	{"multi-queue TAP by tcx with masquerade", func(_ *testing.T, n *node) (*pod, func() []string) {
+	{"TAP", 1, func(_ *testing.T, n *node) (*pod, func() []string) { return n.pod("c1", conf(nil)), nil }},
+	{"multi-queue TAP by tcx with masquerade", 1, func(_ *testing.T, n *node) (*pod, func() []string) {
 		return n.pod("c1", conf(object{"ipMasq": true, "queues": 2, "redirect": "tcx"})), nil
 	}},
-	{"plain pod", func(_ *testing.T, n *node) (*pod, func() []string) {
+	{"plain pod", 3, func(_ *testing.T, n *node) (*pod, func() []string) {
 		return n.pod("c1", conf(object{"when": "annotated"})), nil
 	}},
-	{"after bridge", func(t *testing.T, n *node) (*pod, func() []string) {
+	{"after bridge", 1, func(t *testing.T, n *node) (*pod, func() []string) {
 		c := n.chain("c1", neighbours[0].conf.with(object{"ipam": neighbours[0].hostLocal(t.TempDir())}), chainConf(nil))
 		return c.pod, c.sandbox
 	}},
-	{"after bridge by clsact", func(t *testing.T, n *node) (*pod, func() []string) {
+	{"after bridge by clsact", 3, func(t *testing.T, n *node) (*pod, func() []string) {
 		c := n.chain("c1", neighbours[0].conf.with(object{"ipam": neighbours[0].hostLocal(t.TempDir())}), chainConf(object{"redirect": "clsact"}))
 		return c.pod, c.sandbox
 	}},
-	{"addresses of host-local", func(t *testing.T, n *node) (*pod, func() []string) {
+	{"addresses of host-local", 2, func(t *testing.T, n *node) (*pod, func() []string) {
 		dir := t.TempDir()
 		return n.pod("c1", conf(object{"ipam": own.hostLocal(dir)})), func() []string { return hostLocalLeases(t, dir, "pods") }
 	}},
@@ -143,7 +145,7 @@ func TestAddTakesBackWhateverFails(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			w := newWalk(t, m, fault{calls: changingCalls})
 			failed, tolerated := 0, map[string]int{}
-			for nth := 1; ; nth++ {
+			for nth := 1; ; nth += m.stride {
 				run := w.add(nth)
 				switch {
 				case run.code != 0 && run.saidResult():
@@ -170,7 +172,7 @@ func TestAddTakesBackWhateverFails(t *testing.T) {
 				}
 			}
 			t.Logf("%d calls failed ADD, it did without %v", failed, tolerated)
-			if failed < 30 {
+			if failed < 60/m.stride {
 				t.Errorf("only %d calls failed ADD: the test shows nothing", failed)
 			}
 		})
@@ -188,7 +190,7 @@ func TestDelCleansUpAfterRollbackThatFails(t *testing.T) {
 			// know of that: it is the clean-up's, beside a pod that runs.
 			whole := w.before
 			w.ignore = []string{"endpoints of", "counters of", emptyClsact}
-			for nth := 1; nth <= total; nth += 4 {
+			for nth := 1; nth <= total; nth += 3 + m.stride {
 				run := w.add(nth)
 				if run.code != 0 && !run.saidResult() {
 					w.wantError(run)
@@ -210,7 +212,7 @@ func TestDelCleansUpAfterLostAnswers(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			w := newWalk(t, m, fault{calls: answerCalls})
 			w.ignore = []string{emptyClsact}
-			for nth := 1; ; nth += 2 {
+			for nth := 1; ; nth += 1 + m.stride {
 				run := w.add(nth)
 				if run.code != 0 && !run.saidResult() {
 					w.wantError(run)
