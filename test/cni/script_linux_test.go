@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/tapir-cni/tapir/internal/sysctl"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -41,7 +42,8 @@ func TestScripts(t *testing.T) {
 			e.Setenv("CNI_NETNS", "/run/netns/s1")
 			e.Setenv("CNI_IFNAME", "eth0")
 			e.Defer(afterFailure)
-			return nil
+			// A new netns has what the machine has.
+			return errors.Join(sysctl.Set("net/ipv4/ip_forward", "0"), sysctl.Set("net/ipv6/conf/all/forwarding", "0"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
 	})
