@@ -136,7 +136,19 @@ func detachForeign(conn *rtnl.Conn, rec state.Attachment, removed []uint32) erro
 			errs = append(errs, xdp.DetachForeign(index, tap))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, detachDead(conn, index))...)
+}
+
+// detachDead takes a program off the interface whose TAP is gone from the sandbox: whosever it was, it swallows every frame.
+func detachDead(conn *rtnl.Conn, index int) error {
+	found, err := xdp.AttachedForeign(index)
+	if err != nil || found.Method == "" {
+		return err
+	}
+	if _, err := conn.LinkByIndex(int(found.TAP)); !rtnl.Gone(err) {
+		return err
+	}
+	return xdp.DetachForeign(index, found.TAP)
 }
 
 // removeTagged deletes the attachment's devices in a netns: its group in one request, which nobody else on the node has,

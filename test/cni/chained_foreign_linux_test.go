@@ -3,6 +3,7 @@ package cni_test
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -222,5 +223,67 @@ func TestChainedTwiceOnOneInterfaceIsRefused(t *testing.T) {
 			g.wantPing(g.gw[true], nodeIP4)
 			p.works("CHECK", nil)
 		})
+	}
+}
+
+// Whatever has happened to the attachment meanwhile, DEL leaves the interface as the plugin before had it.
+func TestChainedDelAfterAccidents(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		before func(t *testing.T, p *pod)
+	}{
+		{"state lost", func(t *testing.T, _ *pod) {
+			if err := os.RemoveAll(stateDir); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"pins lost", func(t *testing.T, _ *pod) {
+			if err := os.RemoveAll(pinDir); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"state and pins lost", func(t *testing.T, _ *pod) {
+			if err := errors.Join(os.RemoveAll(stateDir), os.RemoveAll(pinDir)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"TAP deleted", func(t *testing.T, p *pod) { deleteLink(t, p.netns, "tap-eth0") }},
+		{"TAP deleted and state lost", func(t *testing.T, p *pod) {
+			deleteLink(t, p.netns, "tap-eth0")
+			if err := os.RemoveAll(stateDir); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"no netns named", func(_ *testing.T, p *pod) { p.netns = "" }},
+		{"the TAP is down", func(t *testing.T, p *pod) {
+			testnode.In(t, p.netns, func() {
+				if err := netlink.LinkSetDown(link(t, "tap-eth0")); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}},
+	} {
+		for _, redirect := range []string{"auto", "clsact"} {
+			if redirect == "clsact" && !strings.Contains(tt.name, "state lost") {
+				continue // the record says what to look for
+			}
+			t.Run(tt.name+" "+redirect, func(t *testing.T) {
+				n := newNode(t)
+				p := n.pod("vm", chainConf(object{"redirect": redirect}))
+				n.wire(p, onLinkGateway)
+				p.conf["prevResult"], _ = shapes[0].parse(t, p.netns)
+				untouched := p.sandbox()
+				p.add()
+				del := *p
+				tt.before(t, &del)
+				del.works("DEL", nil)
+				wantSame(t, "the sandbox after DEL", untouched, p.sandbox())
+				p.add() // nothing is in the way
+				p.works("CHECK", nil)
+				p.works("DEL", nil)
+				wantSame(t, "the sandbox after a second life", untouched, p.sandbox())
+				n.in(func() { deleteLinkHere(t, "cali0") })
+			})
+		}
 	}
 }

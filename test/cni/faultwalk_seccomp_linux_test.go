@@ -117,6 +117,7 @@ type (
 type fault struct {
 	n      int
 	onward bool // and every one after it
+	kill   bool // the process is killed instead
 	calls  []uint32
 	// counts says of a call whether it is one of those that are counted; nil: all are.
 	counts func(call string) bool
@@ -218,6 +219,12 @@ func (s *supervisor) serve(listener int) error {
 		}
 		resp := verdict{id: req.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 		if s.fails(&req) {
+			if s.kill {
+				if err := unix.Kill(s.pid, unix.SIGKILL); err != nil {
+					return err
+				}
+				continue
+			}
 			resp.flags, resp.err = 0, -int32(unix.EIO)
 		}
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&resp))); errno != 0 && errno != unix.ENOENT {
