@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/tapir-cni/tapir/tap"
 )
 
 // CloudHypervisor gives the arguments for Cloud Hypervisor. Its num_queues counts receive and transmit queues apart,
@@ -14,6 +16,10 @@ func (g Guest) CloudHypervisor() ([]string, error) {
 	if err := g.Validate(); err != nil {
 		return nil, fmt.Errorf("cloud-hypervisor arguments: %w", err)
 	}
+	p, err := tap.ProfileOf(tap.CloudHypervisor)
+	if err != nil {
+		return nil, err
+	}
 	if strings.ContainsAny(g.TAP, `,"[]`) {
 		return nil, fmt.Errorf("cloud-hypervisor arguments: the TAP's name %q holds a character that --net reads as its "+
 			"own; set \"tapName\"", g.TAP)
@@ -21,7 +27,7 @@ func (g Guest) CloudHypervisor() ([]string, error) {
 	return []string{"--net", strings.Join([]string{
 		"tap=" + g.TAP,
 		"mac=" + g.MAC,
-		"num_queues=" + strconv.Itoa(2*g.Queues),
+		p.CountKey + "=" + strconv.Itoa(p.Count(g.Queues)),
 		"mtu=" + strconv.Itoa(g.MTU),
 	}, ",")}, nil
 }

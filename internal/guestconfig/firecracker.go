@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/tapir-cni/tapir/tap"
 )
 
 // FirecrackerOptions are the choices that the attachment leaves open.
@@ -33,9 +35,8 @@ func (g Guest) Firecracker(o FirecrackerOptions) (FirecrackerConfig, error) {
 	if err := g.Validate(); err != nil {
 		return FirecrackerConfig{}, fmt.Errorf("firecracker configuration: %w", err)
 	}
-	if g.Queues > 1 {
-		return FirecrackerConfig{}, fmt.Errorf("firecracker configuration: the TAP %q has %d queues and Firecracker "+
-			"never asks for IFF_MULTI_QUEUE, so the kernel would refuse it with EINVAL; set \"queues\": 1", g.TAP, g.Queues)
+	if err := refusal(tap.Firecracker, g.Queues); err != nil {
+		return FirecrackerConfig{}, fmt.Errorf("firecracker configuration: %w", err)
 	}
 	iface := FirecrackerInterface{IfaceID: firecrackerID(g.IfName), HostDevName: g.TAP, GuestMAC: g.MAC}
 	if o.MTU {

@@ -3,7 +3,7 @@
 //
 // A Guest counts queue pairs. Cloud Hypervisor counts queues (twice the pairs), QEMU counts pairs and wants
 // interrupt vectors beside them, Firecracker has one pair and no word for it: the conversions happen in the
-// renderers of this package and nowhere else. What a consumer cannot do is an error that gives the reason, never a
+// profiles of package tap and nowhere else. What a consumer cannot do is an error that gives the reason, never a
 // setting left out in silence.
 package guestconfig
 
@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
 )
 
 // Guest is all that a microVM's network card and the system inside it must be configured with.
@@ -64,13 +65,22 @@ func (g Guest) Validate() error {
 	} else if mac[0]&1 != 0 {
 		errs = append(errs, fmt.Errorf("mac: want a unicast address, got %q", g.MAC))
 	}
-	if g.Queues < 1 || g.Queues > 256 {
-		errs = append(errs, fmt.Errorf("queues: want 1 to 256, got %d", g.Queues))
+	if err := refusal(tap.Generic, g.Queues); err != nil {
+		errs = append(errs, err)
 	}
-	if g.MTU < 68 || g.MTU > 65521 {
-		errs = append(errs, fmt.Errorf("mtu: want 68 to 65521, got %d", g.MTU))
+	if g.MTU < tap.MinMTU || g.MTU > tap.MaxMTU {
+		errs = append(errs, fmt.Errorf("mtu: want %d to %d, got %d", tap.MinMTU, tap.MaxMTU, g.MTU))
 	}
 	return errors.Join(errs...)
+}
+
+// refusal is why the VMM cannot open a TAP of that many queues, or nil.
+func refusal(vmm string, queues int) error {
+	p, err := tap.ProfileOf(vmm)
+	if err != nil {
+		return err
+	}
+	return p.Check(queues)
 }
 
 // address4 is the guest's first IPv4 address.
