@@ -27,7 +27,7 @@ type Range struct {
 	Subnet     string   `json:"subnet"`     // as in 10.9.0.0/24
 	RangeStart string   `json:"rangeStart"` // the first address to give out; default: the first usable one
 	RangeEnd   string   `json:"rangeEnd"`   // the last address to give out; default: the last usable one
-	Gateway    string   `json:"gateway"`    // default: the first usable address, none where the subnet has just one
+	Gateway    string   `json:"gateway"`    // default: the first usable address; where the subnet has just one, 169.254.1.1 or fe80::1 by tapir itself, none by the IPAM plugin alone
 	Exclude    []string `json:"exclude"`    // addresses and prefixes never to give out
 }
 

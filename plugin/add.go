@@ -170,6 +170,7 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 			if err != nil {
 				return err
 			}
+			giveGateways(leases)
 			rec.Addresses, rec.Routes = leases, routesFor(plan.Routes, leases)
 		}
 		if plan.Masquerade {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Gateways for an interface that has none and whose netns has no default route: they only make a boot "ip=" line and a
-// network-config well-formed.
+// Gateways for addresses that have none, such as that of a /32. After another plugin they only make a boot "ip=" line and a
+// network-config well-formed; on interfaces of tapir's own the host end has them, so that the guest's routes lead somewhere.
 var (
 	syntheticGateway4 = netip.MustParseAddr("169.254.1.1")
 	syntheticGateway6 = netip.MustParseAddr("fe80::1")
@@ -218,16 +218,23 @@ func (f *foreign) completeGateways(pod *rtnl.Conn) error {
 		if err != nil {
 			return err
 		}
-		switch {
-		case gw.IsValid():
-			a.Gateway = gw
+		a.Gateway = gw
+	}
+	giveGateways(f.addresses)
+	return nil
+}
+
+// giveGateways gives the addresses that have no gateway the synthetic one.
+func giveGateways(addrs []state.Address) {
+	for i := range addrs {
+		switch a := &addrs[i]; {
+		case a.Gateway.IsValid():
 		case a.Prefix.Addr().Is4():
 			a.Gateway = syntheticGateway4
 		default:
 			a.Gateway = syntheticGateway6
 		}
 	}
-	return nil
 }
 
 // defaultGateway is the gateway of the netns's default route; invalid where there is none.

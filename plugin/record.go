@@ -72,6 +72,7 @@ func (a *apply) delegateIPAM(ctx context.Context, rec *state.Attachment) error {
 	if err != nil {
 		return err
 	}
+	giveGateways(d.addresses)
 	rec.Addresses, rec.Routes = d.addresses, routesFor(d.routes, d.addresses)
 	for _, addr := range d.addresses {
 		p.Subnets = append(p.Subnets, addr.Prefix.Masked())
