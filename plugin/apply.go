@@ -37,6 +37,9 @@ func (a *apply) run() error {
 	if err := a.hostSide(); err != nil {
 		return err
 	}
+	if err := a.awaitCarrier(); err != nil {
+		return err
+	}
 	a.trace.Mark("addresses and routes")
 	chain := a.rec.Masquerade
 	if chain == "" {
@@ -46,6 +49,19 @@ func (a *apply) run() error {
 	err := addMasquerade(chain, exceptions(a.rec, a.plan), a.rec.Addresses)
 	a.trace.Mark("masquerade")
 	return err
+}
+
+// awaitCarrier makes a plain pod's end send from now on. It came up before the host end, without a carrier: what it sends is
+// dropped until the kernel's link watch has its turn, which waits for the RTNL lock, or until somebody asks for the link by its
+// ifindex (Linux 6.8 or newer: net/core/rtnetlink.c, rtnl_getlink).
+func (a *apply) awaitCarrier() error {
+	if !a.plan.Plain {
+		return nil // with a TAP, frames go round the queue
+	}
+	if _, err := a.pod.LinkByIndex(a.rec.Pod.Index); err != nil {
+		return fmt.Errorf("look up %q in netns %q: %w", a.rec.Pod.Name, a.plan.Netns, err)
+	}
+	return nil
 }
 
 // podSide runs on a thread in the pod's netns: a TAP belongs to the netns of the open(), and BPF_PROG_ATTACH looks the
