@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -9,6 +10,8 @@ import (
 	ebpflink "github.com/cilium/ebpf/link"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/tapir-cni/tapir/internal/testnode"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // tcxLines are the tcx programs of every device in the netns of the calling thread.
@@ -124,6 +127,8 @@ func testChainedLayout(t *testing.T, n *node, nb neighbour, before object, plain
 	t.Helper()
 	c := n.chain("vm-"+layout, before, chainConf(object{"result": layout}))
 	untouched := c.sandbox()
+	c.works("DEL", nil) // as the Firecracker SDK does first
+	wantSame(t, layout+": the sandbox after a DEL before ADD", untouched, c.sandbox())
 	r := c.add()
 	wantUntouched(t, c.prev, r)
 	wantAdded(t, c.pod, c.prev, r, layout)
@@ -190,4 +195,91 @@ func ifaceMAC(t testing.TB, netns, name string) (mac string) {
 		mac = hardwareAddr(t, name)
 	})
 	return mac
+}
+
+// CHECK names what is no longer as ADD made it, on the TAP and on the interface of the plugin before.
+func TestChainedCheckNamesWhatDiffers(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		// spoil runs in the sandbox.
+		spoil func(t *testing.T)
+		want  []string
+	}{
+		{"TAP deleted", func(t *testing.T) { deleteLinkHere(t, "tap-eth0") }, []string{"tap-eth0"}},
+		{"interface deleted", func(t *testing.T) { deleteLinkHere(t, "eth0") }, []string{"eth0"}},
+		{"MTU changed", func(t *testing.T) {
+			if err := netlink.LinkSetMTU(link(t, "eth0"), 1300); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"eth0: mtu", "1300", "1440"}},
+		{"MAC changed", func(t *testing.T) {
+			if err := netlink.LinkSetHardwareAddr(link(t, "eth0"), parseMAC(t, "02:00:00:00:00:31")); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"eth0: MAC", "02:00:00:00:00:31", podEndMAC}},
+		{"program taken off", func(t *testing.T) {
+			index := link(t, "eth0").Attrs().Index
+			res, err := ebpflink.QueryPrograms(ebpflink.QueryOptions{Target: index, Attach: ebpf.AttachTCXIngress})
+			if err != nil || len(res.Programs) != 1 {
+				t.Fatalf("tcx programs of eth0: want one, got %v (%v)", res, err)
+			}
+			prog, err := ebpf.NewProgramFromID(res.Programs[0].ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer prog.Close()
+			if err := ebpflink.RawDetachProgram(ebpflink.RawDetachProgramOptions{Target: index, Program: prog, Attach: ebpf.AttachTCXIngress}); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"eth0", "program", "tap-eth0", "not attached"}},
+		{"TAP down", func(t *testing.T) {
+			if err := netlink.LinkSetDown(link(t, "tap-eth0")); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"tap-eth0", "down"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(t)
+			p := n.pod("vm", chainConf(nil))
+			n.wire(p, onLinkGateway)
+			p.conf["prevResult"], _ = shapes[0].parse(t, p.netns)
+			r := p.add()
+			p.works("CHECK", object{"prevResult": r})
+			testnode.In(t, p.netns, func() { tt.spoil(t) })
+			wantText(t, p.fails("CHECK", 104, object{"prevResult": r}), tt.want...)
+			p.works("DEL", object{"prevResult": r})
+		})
+	}
+}
+
+// What the guest forges does not reach the other plugin's network; its own frames do.
+func TestChainedGuestCannotForge(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("vm", chainConf(object{"result": "firecracker"}))
+	n.wire(p, onLinkGateway)
+	p.conf["prevResult"], _ = shapes[0].parse(t, p.netns)
+	g := bootSDK(p, p.add())
+	out := tapWire(t, n.netns, "cali0")
+	gw4, gw6 := g.gw[true], netip.MustParseAddr("fd00:30::1")
+	other4, other6 := netip.MustParseAddr("10.30.0.6"), netip.MustParseAddr("fd00:30::6")
+	forged := [][]byte{
+		eth(g.gwMAC, strangeMAC, unix.ETH_P_IP, echo(g.ip[true], gw4, []byte("mac"))),
+		eth(g.gwMAC, g.mac, unix.ETH_P_IP, echo(other4, gw4, []byte("ip"))),
+		eth(g.gwMAC, g.mac, unix.ETH_P_IPV6, echo(other6, gw6, []byte("ip6"))),
+		eth(broadcast, g.mac, unix.ETH_P_ARP, arp(2, g.mac, gw4, make([]byte, 6), gw4)),
+	}
+	for _, f := range forged {
+		g.write(f)
+	}
+	last := eth(g.gwMAC, g.mac, unix.ETH_P_IP, echo(g.ip[true], gw4, []byte("own")))
+	g.write(last)
+	seen, ok := out.frames(patience, func(f []byte) bool { return bytes.Equal(f, last) })
+	if !ok {
+		t.Fatal("the guest's own frame did not leave: the test shows nothing")
+	}
+	for i, f := range forged {
+		if contains(seen, f) {
+			t.Errorf("forged frame %d left the pod", i)
+		}
+	}
 }
