@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/nftables"
@@ -198,10 +199,27 @@ func dead(dir string, a state.Attachment, tags map[string]uint32) string {
 	}
 	var gone ns.NSPathNotExistErr
 	var notNS ns.NSPathNotNSErr
-	if errors.As(err, &gone) || errors.As(err, &notNS) {
-		return fmt.Sprintf("its sandbox %q is gone", a.Netns)
+	if !errors.As(err, &gone) && !errors.As(err, &notNS) || hostEndStays(a, tags) {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("its sandbox %q is gone", a.Netns)
+}
+
+// endWait is how long the kernel may take to remove the host end of a sandbox that is gone.
+const endWait = 2 * time.Second
+
+// hostEndStays tells whether a sandbox that is not at its path lives all the same: then its path cannot be seen from here, as in a
+// container without the node's /run/netns, or a process keeps it.
+func hostEndStays(a state.Attachment, tags map[string]uint32) bool {
+	_, ok := tags[a.Alias()]
+	for deadline := time.Now().Add(endWait); ok && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		now, err := hostEnds()
+		if err != nil {
+			return true
+		}
+		_, ok = now[a.Alias()]
+	}
+	return ok
 }
 
 // keepShared says why what all attachments share stays.

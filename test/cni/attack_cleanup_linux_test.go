@@ -1,10 +1,15 @@
 package cni_test
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -91,5 +96,47 @@ func TestCleanupWithReadOnlySysctls(t *testing.T) {
 	out := n.ctl("cleanup", "--yes")
 	if out.code != 0 || exists(stateDir) {
 		t.Errorf("clean-up: state there %t: %s", exists(stateDir), strings.TrimSpace(out.String()))
+	}
+}
+
+// Where the clean-up cannot see the sandboxes' paths, as in a container, no pod is dead.
+func TestCleanupThatCannotSeeTheSandboxes(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("alive", conf(nil))
+	g := boot(p, p.add())
+	script := `mount -t tmpfs none "$1" && exec "$2" cleanup --yes`
+	cmd := exec.Command("unshare", "-m", "sh", "-c", script, "sh", filepath.Dir(p.netns), filepath.Join(os.Getenv(binDirEnv), "tapirctl"))
+	out := n.runCmd(cmd)
+	if out.code != 0 {
+		t.Errorf("clean-up: %s", out)
+	}
+	wantText(t, string(out.stdout), "kept", "1 attachments use them")
+	p.works("CHECK", nil)
+	g.wantPing(nodeIP4, nodeIP6)
+}
+
+// A device of others with an alias like tapir's is not taken for an attachment, and no DEL removes it.
+func TestForeignDeviceWithTapirsAlias(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(nil))
+	p.add()
+	n.in(func() {
+		for name, alias := range map[string]string{"foreign0": "tapir:pods/c1/eth0", "foreign1": "tapir:pods/c2/eth0"} {
+			addTap(t, name)
+			if err := netlink.LinkSetAlias(link(t, name), alias); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	if err := os.RemoveAll(stateDir); err != nil {
+		t.Fatal(err)
+	}
+	other := n.pod("c2", conf(nil))
+	other.works("DEL", nil)
+	p.works("DEL", nil)
+	for _, name := range []string{"foreign0", "foreign1"} {
+		if !slices.Contains(n.linkNames(), name) {
+			t.Errorf("%s is gone", name)
+		}
 	}
 }
