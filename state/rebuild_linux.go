@@ -7,14 +7,18 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
+// hostEndPrefix starts the names of the devices that tapir makes in the host's network namespace.
+const hostEndPrefix = "tpr"
+
 // ScanKernel finds the attachments whose devices are in the network namespace of the calling thread, which is the
-// host's, by their ifalias. Addresses are those of the host routes and of the permanent neighbours on the device; their
+// host's, by their names and ifalias. Addresses are those of the host routes and of the permanent neighbours on the device; their
 // on-link prefix length, gateway, the netns and what only the configuration knows stay unset. The order is that of
 // the kernel's ifindexes.
 func ScanKernel(ctx context.Context) ([]Attachment, error) {
@@ -27,8 +31,8 @@ func ScanKernel(ctx context.Context) ([]Attachment, error) {
 	for _, link := range links {
 		attrs := link.Attrs()
 		key, ok := ParseAlias(attrs.Alias)
-		if !ok {
-			continue
+		if !ok || !strings.HasPrefix(attrs.Name, hostEndPrefix) {
+			continue // an alias alone anybody may set
 		}
 		a := &Attachment{Key: key, Status: Ready, Created: time.Now().UTC(), MTU: attrs.MTU, Rebuilt: true}
 		device := Device{Name: attrs.Name, Index: attrs.Index, MAC: attrs.HardwareAddr.String()}
