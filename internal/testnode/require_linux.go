@@ -26,6 +26,7 @@ var needs = map[string]func() error{
 		return nil
 	},
 	"bpf":  probeBPF,
+	"btf":  func() error { return probeFile("/sys/kernel/btf/vmlinux", os.O_RDONLY) },
 	"tcx":  probeTCX,
 	"tun":  func() error { return probeFile("/dev/net/tun", os.O_RDWR) },
 	"kvm":  func() error { return probeFile("/dev/kvm", os.O_RDWR) },
@@ -37,7 +38,7 @@ var needs = map[string]func() error{
 }
 
 // Require skips the test where one of the needs is not met, or fails it where TAPIR_REQUIRE lists that need or "all".
-// The needs are root (a private node, see [Main]), bpf, tcx, tun, ipv6, kvm and qemu; another name fails the test.
+// The needs are root (a private node, see [Main]), bpf, btf, tcx, tun, ipv6, kvm and qemu; another name fails the test.
 func Require(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {

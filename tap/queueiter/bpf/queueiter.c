@@ -114,11 +114,12 @@ int queues(struct bpf_iter__task_file *ctx)
 	q.netns = BPF_CORE_READ(tf, sk.__sk_common.skc_net.net, ns.inum);
 	BPF_CORE_READ_STR_INTO(&q.comm, task, group_leader, comm);
 
-	q.attach = ATTACH_ENABLED;
-	tun = BPF_CORE_READ(tf, tun);
+	/* A disabled queue keeps its tun. */
+	q.attach = ATTACH_DISABLED;
+	tun = BPF_CORE_READ(tf, detached);
 	if (!tun) {
-		q.attach = ATTACH_DISABLED;
-		tun = BPF_CORE_READ(tf, detached);
+		q.attach = ATTACH_ENABLED;
+		tun = BPF_CORE_READ(tf, tun);
 	}
 	if (tun) {
 		read_device(&q, tun);
