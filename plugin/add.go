@@ -49,6 +49,11 @@ func (p *plugin) add(args *skel.CmdArgs) (err error) {
 	defer func() { err = errors.Join(err, hold.Release()) }()
 
 	rec, err := p.addHeld(ctx, store, plan, netns)
+	if errors.Is(err, errUnfinished) {
+		if err = p.removeUnfinished(ctx, store, plan); err == nil {
+			rec, err = p.addHeld(ctx, store, plan, netns)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("add %s: %w", plan.Key, err)
 	}
@@ -201,10 +206,24 @@ func refuseDuplicate(tx *state.Tx, rec *state.Attachment) error {
 
 func refuseExisting(tx *state.Tx, key state.Key) error {
 	old, ok, err := tx.Attachment(key)
-	if err == nil && ok {
-		err = withCode(CodeBusy, fmt.Errorf("the attachment exists since %s (%s); DEL it first", old.Created.Format(time.RFC3339), old.Status))
+	switch {
+	case err != nil || !ok:
+		return err
+	case old.Status == state.Pending:
+		return errUnfinished
 	}
-	return err
+	return withCode(CodeBusy, fmt.Errorf("the attachment exists since %s (%s); DEL it first", old.Created.Format(time.RFC3339), old.Status))
+}
+
+// errUnfinished is of a record whose ADD did not finish. Who has the attachment's hold knows that nobody makes it any more.
+var errUnfinished = errors.New("an earlier ADD of the attachment did not finish")
+
+// removeUnfinished removes what a killed ADD of the same attachment left.
+func (p *plugin) removeUnfinished(ctx context.Context, store *state.Store, plan *Plan) error {
+	if err := p.remove(ctx, store, plan.Key, plan.Netns, nil); err != nil || plan.Delegate == "" {
+		return err
+	}
+	return delegate(ctx, "DEL", plan.Delegate, plan.stdin)
 }
 
 // maxBlocks bounds the search for ifindexes that no other state directory of the node uses.
