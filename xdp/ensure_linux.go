@@ -57,7 +57,7 @@ func openComplete(dir string) (*Programs, error) {
 }
 
 // load creates the maps and programs that are not there and pins all in dir, whose lock the caller holds.
-func load(dir string) error {
+func load(dir string) (err error) {
 	if err := removeTemp(dir); err != nil {
 		return err
 	}
@@ -84,6 +84,11 @@ func load(dir string) error {
 	if err := os.Mkdir(temp, 0o700); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(temp)) // or the programs stay loaded until somebody loads them again
+		}
+	}()
 	for name, m := range coll.Maps {
 		if err := m.Pin(filepath.Join(temp, name)); err != nil {
 			return fmt.Errorf("pin map %s: %w", name, err)

@@ -105,6 +105,9 @@ func replace(temp, version string) error {
 		return err
 	}
 	if err := os.Rename(temp, version); err != nil {
+		if back := os.Rename(old, version); back != nil && !errors.Is(back, fs.ErrNotExist) {
+			err = errors.Join(err, back)
+		}
 		return err
 	}
 	return os.RemoveAll(old)

@@ -254,3 +254,43 @@ func TestDelCleansUpAfterAddWasKilled(t *testing.T) {
 		})
 	}
 }
+
+// The first ADD on a node also makes what all attachments share: mounts, pins, table, sysctls. What of that a failed one
+// leaves is whole, and the clean-up's.
+func TestFirstAddOnNodeTakesBack(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(object{"ipMasq": true}))
+	w := &walk{t: t, n: n, p: p, path: filepath.Join(os.Getenv(binDirEnv), "tapir"), fault: fault{calls: changingCalls}}
+	w.counts = func(call string) bool { return !tellsNothing(call) }
+	w.others = func() []string { return nil }
+	w.before = n.snapshot(p.netns)
+	w.ignore = []string{"table ", "chain "}
+	failed := 0
+	for nth := 1; ; nth += 9 {
+		run := w.add(nth)
+		if run.code != 0 && !run.saidResult() {
+			failed++
+			w.wantError(run)
+			w.wantClean("the first ADD", run)
+			if left, err := filepath.Glob(filepath.Join(pinDir, "tmp-*")); err != nil || len(left) > 0 {
+				t.Errorf("the first ADD with %s failing left %q (%v)", run.hit, left, err)
+			}
+		}
+		w.del(run)
+		if out := n.ctl("cleanup", "--yes"); out.code != 0 {
+			t.Errorf("tapirctl cleanup --yes after ADD with %s failing: %s", run.hit, out)
+		}
+		wantSame(t, "after the clean-up, "+run.hit, w.before, n.snapshot(p.netns))
+		for _, path := range []string{stateDir, pinDir} {
+			if exists(path) {
+				t.Errorf("after ADD with %s failing the clean-up left %s", run.hit, path)
+			}
+		}
+		if run.hit == "" {
+			break
+		}
+	}
+	if failed < 10 {
+		t.Errorf("only %d calls failed ADD: the test shows nothing", failed)
+	}
+}
