@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/netip"
 	"reflect"
 	"strings"
 
@@ -39,6 +41,9 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	findings = append(findings, comparePlan(plan, rec)...)
 	findings = append(findings, comparePrevResult(cfg.PrevResult, cfg.CNIVersion, rec)...)
 	rec.Netns = args.Netns
+	if rec.Rebuilt && !plan.Plain {
+		rec.TAP.Name = plan.TapName
+	}
 	more, err := p.inspect(rec)
 	if err != nil {
 		return err
@@ -138,10 +143,14 @@ func comparePrevResult(raw json.RawMessage, confVersion string, rec state.Attach
 		want[a.Prefix.String()] = false
 	}
 	for _, ip := range prev.IPs {
-		if _, ok := want[ip.Address.String()]; !ok {
+		address := ip.Address.String()
+		if rec.Rebuilt { // from host routes, which do not know the link's prefix length
+			address = single(addrOf(ip.Address.IP)).String()
+		}
+		if _, ok := want[address]; !ok {
 			f = append(f, fmt.Sprintf("prevResult: %s is not this attachment's", &ip.Address))
 		}
-		want[ip.Address.String()] = true
+		want[address] = true
 	}
 	for ip, seen := range want {
 		if !seen {
@@ -149,11 +158,16 @@ func comparePrevResult(raw json.RawMessage, confVersion string, rec state.Attach
 		}
 	}
 	for _, i := range prev.Interfaces {
-		if i.Name == rec.Pod.Name && i.Sandbox != "" {
+		if i.Name == rec.Pod.Name && i.Sandbox != "" && !rec.Rebuilt {
 			f.differ("prevResult: MAC of "+i.Name, rec.Pod.MAC, i.Mac)
 		}
 	}
 	return f
+}
+
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
 }
 
 // resultVersion is the version that a result says it has, else that of the configuration.
@@ -189,6 +203,12 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 		return nil, err
 	}
 	defer host.Close()
+	if rec.Rebuilt {
+		k := &inspection{rec: rec}
+		k.hostSide(host)
+		err = netns.Do(func(ns.NetNS) error { return k.taggedInPod() })
+		return k.findings, err
+	}
 	var progs *xdp.Programs
 	var f findings
 	if progs, err = xdp.OpenVersion(p.bpffs, rec.Programs); err != nil {

@@ -155,6 +155,33 @@ func (k *inspection) inPod() error {
 	return nil
 }
 
+// taggedInPod compares what a record that was rebuilt from the kernel knows of the sandbox: names, and whose they are. It runs on
+// a thread there.
+func (k *inspection) taggedInPod() error {
+	pod, err := rtnl.Open()
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	for _, name := range []string{k.rec.Pod.Name, k.rec.TAP.Name} {
+		if name == "" {
+			continue
+		}
+		link, err := pod.LinkByName(name)
+		if err != nil {
+			k.add("%s: %v", name, err)
+			continue
+		}
+		a := link.Attrs()
+		k.differ(name+": alias", k.rec.Alias(), a.Alias)
+		k.differ(name+": mtu", k.rec.MTU, a.MTU)
+		if a.RawFlags&unix.IFF_UP == 0 {
+			k.add("%s: is down", name)
+		}
+	}
+	return nil
+}
+
 // podSide compares what is in the sandbox. It runs on a thread in that netns.
 func (k *inspection) podSide(pod *rtnl.Conn) {
 	link := k.link(pod, k.rec.Pod)
