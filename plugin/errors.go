@@ -48,9 +48,9 @@ func cniError(err error) error {
 	var already *types.Error
 	if errors.As(err, &already) {
 		// The code is that of the plugin or check that said it; the text says what it was asked for.
-		return types.NewError(already.Code, err.Error(), "")
+		return types.NewError(already.Code, oneLine(err), "")
 	}
-	return types.NewError(codeOf(err), err.Error(), "")
+	return types.NewError(codeOf(err), oneLine(err), "")
 }
 
 func codeOf(err error) uint {

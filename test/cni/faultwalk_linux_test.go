@@ -127,8 +127,8 @@ func (f faulted) saidResult() bool { return bytes.Contains(f.stdout, []byte(`"in
 func (w *walk) wantError(run faulted) {
 	w.t.Helper()
 	var e types.Error
-	if err := json.Unmarshal(run.stdout, &e); err != nil || e.Code == 0 || e.Msg == "" || run.code != 1 {
-		w.t.Errorf("ADD with %s failing: want a CNI error with a code, got %s", run.hit, run)
+	if err := json.Unmarshal(run.stdout, &e); err != nil || e.Code == 0 || e.Msg == "" || strings.Contains(e.Msg, "\n") || run.code != 1 {
+		w.t.Errorf("ADD with %s failing: want a CNI error with a code, in one line, got %s", run.hit, run)
 	}
 	// The first error is the one that is said; the BPF library's probes, by which it makes maps, swallow theirs.
 	if !w.onward && !strings.Contains(run.hit, "bpf command 0") && !strings.Contains(e.Msg+e.Details, unix.EIO.Error()) {
