@@ -28,7 +28,7 @@ func newDoctor(o *options) *cobra.Command {
 		Use:   "doctor [CONTAINER-ID[/IFNAME]]",
 		Short: "Tell what this kernel and node can and cannot do, and why a pod has no network",
 		Long: `Check what tapir needs of this kernel and node, then every attachment, or the one named, against the kernel: devices,
-flags, owner, MACs, MTU, addresses, routes, neighbours, programs. Each finding says what to do about it.
+flags, owner, MACs, MTU, addresses, routes, neighbours, programs; and which open queues run NAPI. Each finding says what to do about it.
 Exits 3 when something does not work.`,
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -40,6 +40,10 @@ Exits 3 when something does not work.`,
 			more, err := attachmentFindings(cmd.Context(), o, only)
 			if err != nil {
 				return err
+			}
+			list = append(list, more...)
+			if more, err = queueFindings(cmd.Context(), o, only); err != nil {
+				more = []finding{{"queues", limited, err.Error(), ""}}
 			}
 			list = append(list, more...)
 			if err := printFindings(cmd, o, list); err != nil {

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tapir-cni/tapir/state"
+)
+
+// queueFindings says of each attachment which of its queues run NAPI, and why the others do not. Nothing of it is bad: a queue without
+// NAPI works.
+func queueFindings(ctx context.Context, o *options, only string) ([]finding, error) {
+	var args []string
+	if only != "" {
+		args = append(args, only)
+	}
+	all, err := chosen(ctx, o, args)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(a recorded) bool { return a.TAP.Name == "" || a.Status != state.Ready })
+	if len(all) == 0 {
+		return nil, nil
+	}
+	reader := newQueueReader()
+	defer reader.close() //nolint:errcheck // it was only read
+	if reader.why != nil {
+		return []finding{{"queues", limited, reader.why.Error(), `"tapirctl queues" shows NAPI as unknown; the rest of tapir does not need it`}}, nil
+	}
+	rows, err := reader.rows(all)
+	if err != nil {
+		return nil, err
+	}
+	var list []finding
+	for len(rows) > 0 {
+		n := 1 // rows of one attachment and process
+		for n < len(rows) && rows[n].Key == rows[0].Key && rows[n].PID == rows[0].PID && rows[n].NAPI == rows[0].NAPI &&
+			rows[n].State == rows[0].State && rows[n].Opened == rows[0].Opened {
+			n++
+		}
+		list = append(list, explainQueues(rows[:n]))
+		rows = rows[n:]
+	}
+	return list, nil
+}
+
+// explainQueues is the finding of queues that are alike.
+func explainQueues(rows []queueRow) finding {
+	r := rows[0]
+	name := "queues of " + r.Key.String()
+	var numbers []string
+	for _, row := range rows {
+		if row.Queue != nil {
+			numbers = append(numbers, strconv.Itoa(*row.Queue))
+		}
+	}
+	which := "queue " + strings.Join(numbers, ", ")
+	if len(numbers) > 1 {
+		which = "queues " + strings.Join(numbers, ", ")
+	}
+	what := fmt.Sprintf("%s of pid %d (%s)", which, r.PID, r.Program)
+	switch {
+	case r.State == notOpen:
+		return finding{name, good, "no VMM has opened " + r.TAP, ""}
+	case r.NAPI == yes:
+		return finding{name, good, what + ": NAPI", ""}
+	case r.NAPI == unknown:
+		return finding{name, limited, strings.TrimSuffix(r.State+": "+r.Note, ": "), "NAPI is told of queues that a process holds"}
+	}
+	return finding{name, limited, what + ": no NAPI: " + whyNoNAPI(r), withoutNAPI}
+}
+
+// withoutNAPI is what to do about a queue that runs without.
+const withoutNAPI = "NAPI belongs to each open file: give the VMM queues that were opened with IFF_NAPI, if it takes descriptors; " +
+	"where the guest sends large frames (TSO) nothing is lost without"
+
+func whyNoNAPI(r queueRow) string {
+	switch r.Opened {
+	case "by name":
+		return "it opened the TAP by name and did not ask for it"
+	case "handed over":
+		return fmt.Sprintf("pid %d opened it without", r.Opener)
+	}
+	return "it was opened without; by whom cannot be told any more"
+}
