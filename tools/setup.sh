@@ -9,7 +9,7 @@ set -euo pipefail
 packages=()
 for group in "$@"; do
 	case $group in
-	net) packages+=(nftables iproute2 ethtool tcpdump) ;;
+	net) packages+=(nftables iptables iproute2 ethtool tcpdump) ;;
 	vm) packages+=(qemu-system-x86 busybox-static cpio xz-utils) ;;
 	generate) packages+=(clang llvm libbpf-dev) ;;
 	*)
