@@ -42,7 +42,8 @@ func newRoot() *cobra.Command {
 	f.StringSliceVar(&o.stateDirs, "state-dir", []string{plugin.DefaultStateDir}, "folder of attachments and leases; give every one that a configuration of this node names")
 	f.StringVar(&o.bpffs, "bpffs", xdp.DefaultDir, "folder of the pinned programs")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json")
-	root.AddCommand(newList(o), newQueues(o), newDoctor(o), newGuestConfig(o), newQuickstart(o), newGC(o), newCleanup(o))
+	root.AddCommand(newList(o), newQueues(o), newDoctor(o), newGuestConfig(o), newQuickstart(o), newGC(o), newCleanup(o),
+		newExec(o), newExecChild())
 	return root
 }
 
