@@ -25,7 +25,7 @@ CNI_BIN ?= /opt/cni/bin
 DESTDIR ?=
 
 # What a test may not skip for; see CONTRIBUTING.md.
-TAPIR_REQUIRE ?= root,bpf,btf,tun,ipv6,qemu,vm
+TAPIR_REQUIRE ?= root,bpf,btf,tun,ipv6,qemu,vm,refplugins,tools
 
 .PHONY: help
 help: ## List the targets
