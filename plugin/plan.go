@@ -39,6 +39,7 @@ type Plan struct {
 	Owner    *int
 	Group    *int
 	TxQueue  int
+	NoNAPI   bool
 	VMM      string
 	MAC      net.HardwareAddr
 	MTU      int // 0: the default route's device
@@ -74,7 +75,7 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 		Netns:    args.Netns,
 		StateDir: cfg.StateDir,
 		Plain:    cfg.When == whenAnnotated && !cfg.optedIn(a),
-		Queues:   cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, VMM: cfg.VMM,
+		Queues:   cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, VMM: cfg.VMM,
 		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
 		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq, NoMasq: cfg.NonMasqueradeCIDRs, stdin: args.StdinData,
 	}

@@ -22,7 +22,7 @@ func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 	}
 	if !p.Plain {
 		rec.TAP = state.Device{Name: p.TapName, MAC: xdp.GatewayMAC.String()}
-		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue = p.Queues, p.Owner, p.Group, p.TxQueue
+		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue, rec.NoNAPI = p.Queues, p.Owner, p.Group, p.TxQueue, p.NoNAPI
 	}
 	if p.Chained {
 		return rec, a.recordForeign(rec)

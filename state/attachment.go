@@ -104,6 +104,7 @@ type Attachment struct {
 	Owner     *int   `json:"owner,omitempty"`
 	GroupID   *int   `json:"groupID,omitempty"` // the TAP's group
 	TxQueue   int    `json:"txQueueLen,omitempty"`
+	NoNAPI    bool   `json:"noNAPI,omitempty"` // the configuration says "napi": false; a rebuilt record does not know, and has NAPI on
 	MTU       int    `json:"mtu"`
 	GuestMAC  string `json:"guestMAC"`
 

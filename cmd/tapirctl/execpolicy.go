@@ -49,11 +49,11 @@ func (p *execPolicy) decide(ask supervise.Ask) (supervise.Answer, error) {
 		return supervise.Answer{}, nil
 	}
 	index := link.Attrs().Index
-	found, err := p.recorded(key, index)
+	rec, err := p.record(key, index)
 	if err != nil {
 		return supervise.Answer{}, err
 	}
-	if !found {
+	if rec == nil {
 		p.log.Warn("left a TAP alone", "tap", ask.Name, "attachment", key.String(), "ifindex", index,
 			"reason", "no record of it in "+strings.Join(p.o.stateDirs, ", ")+"; name its folder with --state-dir")
 		return supervise.Answer{}, nil
@@ -62,12 +62,15 @@ func (p *execPolicy) decide(ask supervise.Ask) (supervise.Answer, error) {
 	if err != nil {
 		return supervise.Answer{}, err
 	}
-	return p.answer(ask, key, info), nil
+	return p.answer(ask, *rec, info), nil
 }
 
-func (p *execPolicy) answer(ask supervise.Ask, key state.Key, info tap.Info) supervise.Answer {
-	a := supervise.Answer{Supervise: true, Attachment: key.String()}
-	a.Flags = ask.Flags&^unix.IFF_MULTI_QUEUE | info.Flags&unix.IFF_MULTI_QUEUE | unix.IFF_NAPI
+func (p *execPolicy) answer(ask supervise.Ask, rec state.Attachment, info tap.Info) supervise.Answer {
+	a := supervise.Answer{Supervise: true, Attachment: rec.Key.String()}
+	a.Flags = ask.Flags&^unix.IFF_MULTI_QUEUE | info.Flags&unix.IFF_MULTI_QUEUE
+	if !rec.NoNAPI {
+		a.Flags |= unix.IFF_NAPI
+	}
 	if have := info.Queues + info.Disabled; p.queues > 0 && have >= p.queues {
 		a.Refuse = unix.E2BIG
 		a.Reason = fmt.Sprintf("%d queues are open; --queues allows %d", have, p.queues)
@@ -75,19 +78,22 @@ func (p *execPolicy) answer(ask supervise.Ask, key state.Key, info tap.Info) sup
 	return a
 }
 
-// recorded says whether the attachment has a TAP of that ifindex.
-func (p *execPolicy) recorded(key state.Key, index int) (found bool, err error) {
+// record is the attachment's record if its TAP has that ifindex, else nil.
+func (p *execPolicy) record(key state.Key, index int) (rec *state.Attachment, err error) {
 	for _, dir := range p.o.stateDirs {
 		err := state.New(state.Config{Dir: dir, Logger: p.log}).View(p.ctx, func(tx *state.Tx) error {
+			rec = nil
 			a, ok, err := tx.Attachment(key)
-			found = ok && a.TAP.Index == index
+			if ok && a.TAP.Index == index {
+				rec = &a
+			}
 			return err
 		})
-		if err != nil || found {
-			return found, err
+		if err != nil || rec != nil {
+			return rec, err
 		}
 	}
-	return false, nil
+	return nil, nil
 }
 
 // openRtnl opens a connection in the netns that fd refers to.

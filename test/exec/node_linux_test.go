@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/tapir-cni/tapir/internal/testnode"
+	"github.com/tapir-cni/tapir/tap/queueiter"
 	"golang.org/x/sys/unix"
 )
 
@@ -240,10 +242,32 @@ func flags(t testing.TB, pid, fd int) uint16 {
 // wantFlags wants NAPI and IFF_MULTI_QUEUE to be as given on the stand-in's fd.
 func (v *session) wantFlags(fd int, napi, multiQueue bool) {
 	v.t.Helper()
-	got := flags(v.t, v.vmm, fd)
-	if (got&unix.IFF_NAPI != 0) != napi || (got&unix.IFF_MULTI_QUEUE != 0) != multiQueue {
-		v.t.Errorf("flags %#x, want NAPI %t and MULTI_QUEUE %t; log: %s", got, napi, multiQueue, v.log)
+	if wrong := differs(v.t, v.vmm, fd, napi, multiQueue); wrong != "" {
+		v.t.Errorf("%s; log: %s", wrong, v.log)
 	}
+}
+
+// differs compares a process's queue with what it should be: the flags of its device, and the NAPI of the queue itself.
+func differs(t testing.TB, pid, fd int, napi, multiQueue bool) string {
+	t.Helper()
+	got := flags(t, pid, fd)
+	if (got&unix.IFF_NAPI != 0) != napi || (got&unix.IFF_MULTI_QUEUE != 0) != multiQueue {
+		return fmt.Sprintf("fd %d: flags %#x, want NAPI %t and MULTI_QUEUE %t", fd, got, napi, multiQueue)
+	}
+	queues, err := queueiter.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range queues {
+		if !slices.ContainsFunc(q.Holders, func(h queueiter.Holder) bool { return h.PID == pid && h.FD == fd }) {
+			continue
+		}
+		if q.NAPI != napi || q.Attach != queueiter.Enabled {
+			return fmt.Sprintf("fd %d: the queue has NAPI %t and is %s, want NAPI %t and enabled", fd, q.NAPI, q.Attach, napi)
+		}
+		return ""
+	}
+	return fmt.Sprintf("fd %d of process %d is no queue", fd, pid)
 }
 
 // wantLog wants each of these in the log, on so many lines. What was logged before an answer may be read after it.

@@ -136,3 +136,11 @@ func TestOwnerStillDecides(t *testing.T) {
 	owner := s.supervised(nil, "1000", "107")
 	owner.wantFlags(owner.open("tap-eth0", oneQueue), true, false)
 }
+
+// "napi": false is the operator's word; the queue flag is still put right.
+func TestConfigurationTurnsNAPIOff(t *testing.T) {
+	s := newSandbox(t, `"queues": 2, "napi": false`)
+	v := s.supervised(nil)
+	v.wantFlags(v.open("tap-eth0", oneQueue), false, true)
+	v.wantLog(1, "opened tap", "opened=0x5102")
+}

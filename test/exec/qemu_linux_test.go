@@ -147,9 +147,8 @@ func (m *machine) wantQueues(count int, napi, multiQueue bool) {
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		got := flags(m.t, pid, fd)
-		if (got&unix.IFF_NAPI != 0) != napi || (got&unix.IFF_MULTI_QUEUE != 0) != multiQueue {
-			m.t.Errorf("fd %d: flags %#x, want NAPI %t and MULTI_QUEUE %t; %s", fd, got, napi, multiQueue, m.log)
+		if wrong := differs(m.t, pid, fd, napi, multiQueue); wrong != "" {
+			m.t.Errorf("%s; %s", wrong, m.log)
 		}
 	}
 	if found != count {
