@@ -72,7 +72,8 @@ func OpenQueues(o QueueOptions) (*Queues, error) {
 	return q, nil
 }
 
-// within runs f in the network namespace at path. The thread that entered it ends with the call.
+// within runs f in the network namespace at path, on a thread that comes back from there. One that ended instead would take along
+// processes that were started from it with a parent-death signal.
 func within(path string, f func() error) error {
 	if path == "" {
 		runtime.LockOSThread() // f opens several things, all in one namespace
@@ -86,12 +87,23 @@ func within(path string, f func() error) error {
 	defer ns.Close()
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			result <- fmt.Errorf("enter its network namespace %s: %w", path, err)
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			result <- fmt.Errorf("open the thread's network namespace: %w", err)
 			return
 		}
-		result <- f()
+		defer home.Close()
+		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("enter its network namespace %s: %w", path, err)
+		} else {
+			err = f()
+		}
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread() // else the thread ends with the goroutine: nothing else may run on it
+		}
+		result <- err
 	}()
 	return <-result
 }

@@ -34,17 +34,31 @@ func queueFindings(ctx context.Context, o *options, only string) ([]finding, err
 	if err != nil {
 		return nil, err
 	}
-	var list []finding
-	for len(rows) > 0 {
-		n := 1 // rows of one attachment and process
-		for n < len(rows) && rows[n].Key == rows[0].Key && rows[n].PID == rows[0].PID && rows[n].NAPI == rows[0].NAPI &&
-			rows[n].State == rows[0].State && rows[n].Opened == rows[0].Opened {
-			n++
-		}
-		list = append(list, explainQueues(rows[:n]))
-		rows = rows[n:]
+	return explainAll(rows), nil
+}
+
+// explainAll gives one finding for the queues of an attachment that one process holds and that are alike.
+func explainAll(rows []queueRow) []finding {
+	type alike struct {
+		key    state.Key
+		pid    int
+		napi   string
+		opened string
 	}
-	return list, nil
+	groups := make(map[alike][]queueRow)
+	var order []alike
+	for _, r := range rows {
+		k := alike{r.Key, r.PID, r.NAPI, r.Opened}
+		if groups[k] == nil {
+			order = append(order, k)
+		}
+		groups[k] = append(groups[k], r)
+	}
+	var list []finding
+	for _, k := range order {
+		list = append(list, explainQueues(groups[k]))
+	}
+	return list
 }
 
 // explainQueues is the finding of queues that are alike.
@@ -57,6 +71,7 @@ func explainQueues(rows []queueRow) finding {
 			numbers = append(numbers, strconv.Itoa(*row.Queue))
 		}
 	}
+	numbers = slices.Compact(numbers) // one queue may have several descriptors
 	which := "queue " + strings.Join(numbers, ", ")
 	if len(numbers) > 1 {
 		which = "queues " + strings.Join(numbers, ", ")
@@ -74,7 +89,7 @@ func explainQueues(rows []queueRow) finding {
 }
 
 // withoutNAPI is what to do about a queue that runs without.
-const withoutNAPI = "NAPI belongs to each open file: give the VMM queues that were opened with IFF_NAPI, if it takes descriptors; " +
+const withoutNAPI = `start the VMM with "tapirctl exec", or give it queues that were opened with IFF_NAPI; ` +
 	"where the guest sends large frames (TSO) nothing is lost without"
 
 func whyNoNAPI(r queueRow) string {

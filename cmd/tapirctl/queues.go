@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 )
 
-// watchEvery is how often --watch looks where no interval is given.
-const watchEvery = 2 * time.Second
+// watchEvery is how often --watch looks where no interval is given, minWatch the most often that it looks.
+const (
+	watchEvery = 2 * time.Second
+	minWatch   = 10 * time.Millisecond
+)
 
 func newQueues(o *options) *cobra.Command {
 	var every time.Duration
@@ -24,12 +28,18 @@ func newQueues(o *options) *cobra.Command {
 it runs NAPI. NAPI belongs to each open file of a TAP, and what is shown is read from the kernel's own structures at this moment,
 not from what tapir recorded; where the kernel cannot be asked it is "unknown" (docs/queues.md). THREADED and DROPPED are of the
 whole device. -o json has more; with --watch it is one line each time.`,
-		Example: "  tapirctl queues 7f3a/eth0\n  tapirctl queues --watch=500ms",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Example: "  tapirctl queues 7f3a/eth0\n  tapirctl queues --watch 500ms",
+		Args:    usageArgs(cobra.MaximumNArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			watch := cmd.Flags().Changed("watch")
-			if watch && every < 10*time.Millisecond {
-				return usageError{fmt.Errorf("--watch: want 10ms or more, got %s", every)}
+			if watch {
+				args = interval(args, &every)
+			}
+			switch {
+			case len(args) > 1:
+				return usageError{fmt.Errorf("want one attachment, got %q", args)}
+			case watch && every < minWatch:
+				return usageError{fmt.Errorf("--watch: want %s or more, got %s", minWatch, every)}
 			}
 			reader := newQueueReader()
 			defer reader.close() //nolint:errcheck // it was only read
@@ -46,6 +56,21 @@ whole device. -o json has more; with --watch it is one line each time.`,
 	f.DurationVar(&every, "watch", 0, "look again every interval, until interrupted")
 	f.Lookup("watch").NoOptDefVal = watchEvery.String()
 	return cmd
+}
+
+// interval takes an interval that stands apart, as in "--watch 500ms", off the arguments: a flag that may stand alone leaves it there. No
+// container id is one: those are hexadecimal, and of the units only "h", "m", "s" end an interval.
+func interval(args []string, every *time.Duration) []string {
+	if len(args) == 0 {
+		return args
+	}
+	last := args[len(args)-1]
+	d, err := time.ParseDuration(last)
+	if err != nil || !strings.ContainsAny(last, "hms") {
+		return args
+	}
+	*every = d
+	return args[:len(args)-1]
 }
 
 // watchQueues shows again and again. An attachment that is named may go and come back meanwhile; it must be there at first.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -217,5 +219,63 @@ func TestQueuesWithoutTheIteratorAreUnknownAndNotGuessed(t *testing.T) {
 	if len(rows) != 1 || rows[0].NAPI != unknown || rows[0].State != unknown || !strings.Contains(rows[0].Note, "2 queues are open") ||
 		!strings.Contains(rows[0].Note, "it needs BTF") {
 		t.Errorf("want one row of two queues that says why NAPI is unknown, got %+v", rows)
+	}
+}
+
+func TestWatchSeesAQueueComeAndGo(t *testing.T) {
+	dir := t.TempDir()
+	a := sandbox(t, dir, "aaaa", 2000061, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out, in := io.Pipe()
+	root := newRoot()
+	root.SetArgs([]string{"queues", "aaaa", "--watch", "20ms", "-o", "json", "--state-dir", dir})
+	root.SetOut(in)
+	ended := make(chan error, 1)
+	go func() {
+		err := root.ExecuteContext(ctx)
+		_ = in.Close()
+		ended <- err
+	}()
+	lines := json.NewDecoder(out)
+	await := func(want string) {
+		t.Helper()
+		for range 200 {
+			var rows []queueRow
+			if err := lines.Decode(&rows); err != nil {
+				t.Fatal(err)
+			}
+			if len(rows) == 1 && rows[0].State == want {
+				return
+			}
+		}
+		t.Fatalf("no line says %q", want)
+	}
+	await(notOpen)
+	q := openTAP(t, a, 1, true)
+	await("enabled")
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await(notOpen)
+	cancel()
+	go func() { _, _ = io.Copy(io.Discard, out) }() // the line that is being written
+	if err := <-ended; err != nil {
+		t.Errorf("interrupted: want no error, got %v", err)
+	}
+}
+
+func TestIntervalIsToldFromAContainer(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		left int
+		want time.Duration
+	}{
+		{nil, 0, 0}, {[]string{"500ms"}, 0, 500 * time.Millisecond}, {[]string{"7f3a/eth0", "2s"}, 1, 2 * time.Second}, {[]string{"7f3a"}, 1, 0}, {[]string{"0"}, 1, 0},
+	} {
+		var got time.Duration
+		if left := interval(tt.args, &got); len(left) != tt.left || got != tt.want {
+			t.Errorf("%q: want %d arguments and %s, got %q and %s", tt.args, tt.left, tt.want, left, got)
+		}
 	}
 }
