@@ -71,24 +71,38 @@ func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
 		indexes = append(indexes, found...)
 		errs = append(errs, err)
 	}
-	// The host end went with its peer, unless that netns is out of reach or the pod end was never made.
+	found, err := removeHostEnd(rec)
+	return append(indexes, found...), errors.Join(append(errs, err)...)
+}
+
+// removeHostEnd deletes the host end. Mostly it went with its peer, unless that netns is out of reach or the pod end was
+// never made.
+func removeHostEnd(rec state.Attachment) ([]uint32, error) {
+	name := cmp.Or(rec.Host.Name, hostName(rec.Key))
+	names, err := rtnl.OpenNames()
+	if err != nil {
+		return nil, err
+	}
+	defer names.Close()
+	if there, err := names.Any(name); err != nil || !there {
+		return nil, err
+	}
 	host, err := rtnl.Open()
 	if err != nil {
-		return indexes, errors.Join(append(errs, err)...)
+		return nil, err
 	}
 	defer host.Close()
-	name := cmp.Or(rec.Host.Name, hostName(rec.Key))
 	link, err := host.LinkByName(name)
 	switch {
 	case rtnl.Gone(err):
+		return nil, nil
 	case err != nil:
-		errs = append(errs, fmt.Errorf("look up %q: %w", name, err))
+		return nil, fmt.Errorf("look up %q: %w", name, err)
 	case link.Attrs().Alias == rec.Alias() || link.Attrs().Alias == "" && (rec.Host.Index == 0 || link.Attrs().Index == rec.Host.Index):
 		// Untagged and without a record it is what an ADD left that could not take it back: the name is a hash of the key.
-		indexes = append(indexes, uint32(link.Attrs().Index))
-		errs = append(errs, host.DeleteLink(link.Attrs().Index))
+		return []uint32{uint32(link.Attrs().Index)}, host.DeleteLink(link.Attrs().Index)
 	}
-	return indexes, errors.Join(errs...)
+	return nil, nil
 }
 
 // removeInPod deletes what the attachment has in the sandbox. A sandbox that is gone took it along.
@@ -107,11 +121,22 @@ func removeInPod(rec state.Attachment, path string) ([]uint32, error) {
 		return nil, err
 	}
 	var conn *rtnl.Conn
-	if err := netns.Do(func(ns.NetNS) (err error) { conn, err = rtnl.Open(); return err }); err != nil {
+	var names rtnl.Names
+	err = netns.Do(func(ns.NetNS) (err error) {
+		if names, err = rtnl.OpenNames(); err != nil {
+			return err
+		}
+		if conn, err = rtnl.Open(); err != nil {
+			names.Close()
+		}
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("enter netns %q: %w", path, err)
 	}
+	defer names.Close()
 	defer conn.Close()
-	indexes, err := removeTagged(conn, rec)
+	indexes, err := removeTagged(conn, names, rec)
 	if rec.Status != "" && !rec.Chained {
 		return indexes, err // by its record it has nothing on an interface of others
 	}
@@ -153,9 +178,16 @@ func detachDead(conn *rtnl.Conn, index int) error {
 
 // removeTagged deletes the attachment's devices in a netns: its group in one request, which nobody else on the node has,
 // then what carries its tag without being in the group, or has its ifindex where a killed ADD did not come to the tag.
-func removeTagged(conn *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
+func removeTagged(conn *rtnl.Conn, names rtnl.Names, rec state.Attachment) ([]uint32, error) {
 	if rec.Group != 0 {
 		if err := conn.DeleteGroup(rec.Group); err != nil {
+			return nil, err
+		}
+		own := []string{rec.TAP.Name}
+		if !rec.Chained {
+			own = append(own, rec.Pod.Name)
+		}
+		if there, err := names.Any(own...); err != nil || !there && rec.Status == state.Ready {
 			return nil, err
 		}
 	}
