@@ -82,6 +82,8 @@ func explainQueues(rows []queueRow) finding {
 		return finding{name, good, "no VMM has opened " + r.TAP, ""}
 	case r.NAPI == yes:
 		return finding{name, good, what + ": NAPI", ""}
+	case r.NAPI == no && r.noNAPI:
+		return finding{name, good, what + ": no NAPI, as the configuration says", ""}
 	case r.NAPI == unknown:
 		return finding{name, limited, strings.TrimSuffix(r.State+": "+r.Note, ": "), "NAPI is told of queues that a process holds"}
 	}

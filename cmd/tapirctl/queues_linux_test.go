@@ -102,7 +102,7 @@ func TestQueuesShowsWhatTheKernelHas(t *testing.T) {
 	idle := queueRow{
 		Key: b.Key, Netns: b.Netns, TAP: "tap-eth0", State: "not open", Opened: "unknown", NAPI: "unknown", Threaded: "no", Ring: 1000, TxQueueLen: 1000,
 	}
-	dropped := cmpopts.IgnoreFields(queueRow{}, "Dropped")
+	dropped := cmp.Options{cmpopts.IgnoreFields(queueRow{}, "Dropped"), cmpopts.IgnoreUnexported(queueRow{})}
 	if diff := cmp.Diff([]queueRow{napi, plain, idle}, rowsOf(t, dir), dropped); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
 	}
@@ -204,6 +204,23 @@ func TestDoctorExplainsEachQueueWithoutNAPI(t *testing.T) {
 		if f.Verdict != w.verdict || !strings.HasPrefix(f.Detail, w.detail) || !strings.Contains(f.Detail, w.why) || (f.Advice == "") != (w.verdict == good) {
 			t.Errorf("finding %d: want %+v and advice where it is limited, got %+v", i, w, f)
 		}
+	}
+}
+
+func TestDoctorFindsNothingAmissWhereNAPIIsNotAskedFor(t *testing.T) {
+	dir := t.TempDir()
+	a := sandbox(t, dir, "aaaa", 2000042, 1)
+	a.NoNAPI = true
+	if err := state.New(state.Config{Dir: dir}).Update(t.Context(), func(tx *state.Tx) error { return tx.Put(a) }); err != nil {
+		t.Fatal(err)
+	}
+	openTAP(t, a, 1, false)
+	got, err := queueFindings(t.Context(), &options{stateDirs: []string{dir}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 || got[0].Verdict != good || !strings.Contains(got[0].Detail, "no NAPI, as the configuration says") {
+		t.Errorf("want one good finding, got %+v", got)
 	}
 }
 

@@ -49,6 +49,8 @@ type queueRow struct {
 	TxQueueLen int     `json:"txQueueLen"` // frames; of the device
 	Dropped    *uint64 `json:"dropped"`    // frames to the guest; of the device
 	Note       string  `json:"note,omitempty"`
+
+	noNAPI bool // the configuration says "napi": false
 }
 
 // queueReader joins what the kernel says of open files with what is recorded of attachments.
@@ -102,7 +104,7 @@ func (r *queueReader) look(all []recorded) ([]queueRow, error) {
 func (r *queueReader) attachmentRows(a state.Attachment, open []queueiter.Queue) []queueRow {
 	base := queueRow{
 		Key: a.Key, Netns: a.Netns, TAP: a.TAP.Name, State: unknown, Opened: unknown, NAPI: unknown, Threaded: unknown,
-		MultiQueue: a.Queues > 1, Ring: a.TxQueue, TxQueueLen: a.TxQueue,
+		MultiQueue: a.Queues > 1, Ring: a.TxQueue, TxQueueLen: a.TxQueue, noNAPI: a.NoNAPI,
 	}
 	netns, err := netnsInode(a.Netns)
 	if err != nil {
