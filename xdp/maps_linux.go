@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -210,27 +211,30 @@ func (p *Programs) Indexes() ([]uint32, error) {
 }
 
 // Counters gives the counters under a key, which is the TAP's ifindex or the host end's of a plain pod, summed over the
-// CPUs: reasons that were counted at all. Where there are none the error is [fs.ErrNotExist].
+// CPUs: reasons that were counted at all, of whatever version the programs are. Where there are none the error is [fs.ErrNotExist].
 func (p *Programs) Counters(key uint32) (map[Reason]Counter, error) {
 	m, err := p.counterMap()
 	if err != nil {
 		return nil, err
 	}
-	var counts []redirectCounts
-	if want := uint32(unsafe.Sizeof(redirectCounts{})); m.ValueSize() != want {
-		return nil, fmt.Errorf("programs %s are of another version: their counters have %d bytes, want %d", p.digest, m.ValueSize(), want)
+	raw, err := m.LookupBytes(key)
+	if err == nil && raw == nil {
+		err = fs.ErrNotExist
 	}
-	if err := m.Lookup(key, &counts); err != nil {
-		return nil, fmt.Errorf("look up counters of ifindex %d: %w", key, notExist(err))
+	if err != nil {
+		return nil, fmt.Errorf("look up counters of ifindex %d: %w", key, err)
 	}
+	// Versions differ in how many reasons they know, and so in the size of a CPU's part; a reason keeps its place.
+	const size = int(unsafe.Sizeof(Counter{})) // as struct counter of bpf/tapir.h
 	out := make(map[Reason]Counter)
-	for _, cpu := range counts {
-		for i, c := range cpu.ByReason {
-			if c.Frames == 0 {
+	for cpu := range slices.Chunk(raw, int(m.ValueSize())) {
+		for i := range len(cpu) / size {
+			frames, bytes := binary.NativeEndian.Uint64(cpu[i*size:]), binary.NativeEndian.Uint64(cpu[i*size+8:])
+			if frames == 0 {
 				continue
 			}
 			sum := out[Reason(i)]
-			out[Reason(i)] = Counter{Frames: sum.Frames + c.Frames, Bytes: sum.Bytes + c.Bytes}
+			out[Reason(i)] = Counter{Frames: sum.Frames + frames, Bytes: sum.Bytes + bytes}
 		}
 	}
 	return out, nil
