@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/tap"
 	"github.com/tapir-cni/tapir/tap/queueiter"
@@ -110,18 +111,21 @@ func TestDeletedTAPLeavesItsFilesUnattached(t *testing.T) {
 		}
 	})
 	q := openQueues(t, tap.QueueOptions{Netns: ns, Name: "tap0", Count: 1, NAPI: true})
-	// Not persistent, and closed by its last descriptor, is deleted; here another descriptor of the same file stays.
-	if err := unix.IoctlSetInt(q.FDs()[0], unix.TUNSETPERSIST, 0); err != nil {
-		t.Fatal(err)
-	}
 	ino := inode(t, ns)
-	if got := of(t, it, ino); len(got) != 1 || got[0].Device.Flags&unix.IFF_PERSIST != 0 {
-		t.Errorf("want a queue of a device that is not persistent, got %+v", got)
+	got := of(t, it, ino)
+	if len(got) != 1 || !got[0].NAPI {
+		t.Fatalf("want a queue with NAPI, got %+v", got)
 	}
-	p := start(t, nil, "ip", "-n", ns[len("/run/netns/"):], "link", "del", "tap0")
-	if err := p.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	testnode.In(t, ns, func() {
+		conn, err := rtnl.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.DeleteLink(q.Index); err != nil {
+			t.Fatal(err)
+		}
+	})
 	if got := of(t, it, ino); len(got) != 0 {
 		t.Errorf("want no queue of a device that is gone, got %+v", got)
 	}
