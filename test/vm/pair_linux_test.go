@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -34,17 +35,18 @@ type pod struct {
 	guest     guestconfig.Guest
 	tapIndex  int
 	vm        *microvm.VM
+	source    microvm.GuestSource // what the guest is configured from; default: network-config
 }
 
 // addr is the guest's address of that family: 0 for IPv4, 1 for IPv6.
 func (p *pod) addr(family int) netip.Addr { return p.guest.Addresses[family].Prefix.Addr() }
 
 // config is a network configuration of one plugin.
-func config(t *testing.T, queues, mtu int) *libcni.NetworkConfigList {
+func config(t *testing.T, queues, mtu int, layout string) *libcni.NetworkConfigList {
 	t.Helper()
 	b, err := json.Marshal(map[string]any{
 		"cniVersion": "1.1.0", "name": "vmtest", "plugins": []any{map[string]any{
-			"type": "tapir", "queues": queues, "mtu": mtu,
+			"type": "tapir", "queues": queues, "mtu": mtu, "result": layout,
 			"ipam": map[string]any{
 				"type":   "tapir-ipam",
 				"ranges": [][]map[string]string{{{"subnet": "10.9.0.0/24"}}, {{"subnet": "fd00:9::/64"}}},
@@ -65,23 +67,12 @@ func addPods(t *testing.T, queues, mtu, n int) (microvm.Image, []*pod) {
 	img, binDir := vmtest.Image(t)
 	nodeAddresses(t)
 	cni := libcni.NewCNIConfigWithCacheDir([]string{binDir}, t.TempDir(), nil)
-	list := config(t, queues, mtu)
+	list := config(t, queues, mtu, "cri")
 	t.Cleanup(func() { cleanUp(t) })
 	var pods []*pod
 	for i := range n {
-		p := &pod{id: fmt.Sprintf("vm-%d", i+1), netns: testnode.NewNetns(t)}
-		rt := &libcni.RuntimeConf{ContainerID: p.id, NetNS: p.netns, IfName: "eth0"}
-		start := time.Now()
-		r, err := cni.AddNetworkList(t.Context(), list, rt)
-		check(t, err)
-		t.Cleanup(func() { // t.Context is done by then
-			if err := cni.DelNetworkList(context.Background(), list, rt); err != nil {
-				t.Errorf("DEL of %s: %v", p.id, err)
-			}
-		})
-		t.Logf("ADD of %s: %s", p.id, time.Since(start).Round(time.Millisecond))
-		p.result, err = types100.NewResultFromResult(r)
-		check(t, err)
+		p := attach(t, cni, list, fmt.Sprintf("vm-%d", i+1))
+		var err error
 		p.guest, err = guestconfig.FromResult(p.result, guestconfig.Query{ContainerID: p.id, IfName: "eth0", Queues: queues})
 		check(t, err)
 		testnode.In(t, p.netns, func() {
@@ -94,6 +85,45 @@ func addPods(t *testing.T, queues, mtu, n int) (microvm.Image, []*pod) {
 	return img, pods
 }
 
+// attach has the plugins of the list attach a new sandbox, with these CNI_ARGS. It is detached when the test ends, and
+// then nothing must be left in it.
+func attach(t *testing.T, cni libcni.CNI, list *libcni.NetworkConfigList, id string, args ...[2]string) *pod {
+	t.Helper()
+	p := &pod{id: id, netns: testnode.NewNetns(t)}
+	t.Cleanup(func() {
+		testnode.In(t, p.netns, func() {
+			if names := linkNames(t); !slices.Equal(names, []string{"lo"}) {
+				t.Errorf("DEL of %s left devices in the sandbox: %q", p.id, names)
+			}
+		})
+	})
+	rt := &libcni.RuntimeConf{ContainerID: p.id, NetNS: p.netns, IfName: "eth0", Args: args}
+	start := time.Now()
+	r, err := cni.AddNetworkList(t.Context(), list, rt)
+	check(t, err)
+	t.Cleanup(func() { // t.Context is done by then
+		if err := cni.DelNetworkList(context.Background(), list, rt); err != nil {
+			t.Errorf("DEL of %s: %v", p.id, err)
+		}
+	})
+	t.Logf("ADD of %s: %s", p.id, time.Since(start).Round(time.Millisecond))
+	p.result, err = types100.NewResultFromResult(r)
+	check(t, err)
+	return p
+}
+
+// linkNames are the devices in the netns of the calling thread, sorted.
+func linkNames(t *testing.T) (names []string) {
+	t.Helper()
+	links, err := netlink.LinkList()
+	check(t, err)
+	for _, l := range links {
+		names = append(names, l.Attrs().Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // boot starts the guests of all pods at once.
 func boot(t *testing.T, img microvm.Image, pods []*pod) {
 	t.Helper()
@@ -102,7 +132,7 @@ func boot(t *testing.T, img microvm.Image, pods []*pod) {
 	for i, p := range pods {
 		wg.Go(func() {
 			p.vm, errs[i] = microvm.Start(t.Context(), microvm.Config{
-				Name: p.id, Guest: p.guest, Image: img, Timeout: 2 * time.Minute, // the machine may be busy
+				Name: p.id, Guest: p.guest, Image: img, Source: p.source, Timeout: 2 * time.Minute, // the machine may be busy
 			})
 		})
 	}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -115,3 +117,39 @@ func Image(t testing.TB) (img microvm.Image, binDir string) {
 	}
 	return p.Image, p.BinDir
 }
+
+// RefPlugins gives the directory of containernetworking's reference plugins: that of TAPIR_REFPLUGINS, else bin/refplugins
+// of this module, into which they are built where they are missing. Without them and without their modules, which cannot
+// be downloaded from a private node, the test is skipped, or fails where TAPIR_REQUIRE lists "refplugins".
+func RefPlugins(t testing.TB) string {
+	t.Helper()
+	dir, err := buildRefPlugins()
+	if err != nil && testnode.Required("refplugins") {
+		t.Fatalf("needs the reference plugins, and TAPIR_REQUIRE says that they can be had: %v", err)
+	}
+	if err != nil {
+		t.Skipf("needs the reference plugins: %v; run \"make refplugins\"", err)
+	}
+	return dir
+}
+
+var buildRefPlugins = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("TAPIR_REFPLUGINS"); dir != "" {
+		return dir, nil
+	}
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the root of the module: %w", err)
+	}
+	tree := strings.TrimSpace(string(root))
+	dir := filepath.Join(tree, "bin", "refplugins")
+	if _, err := os.Stat(filepath.Join(dir, "bridge")); err == nil {
+		return dir, nil
+	}
+	cmd := exec.Command("go", "-C", filepath.Join(tree, "test", "refplugins"), "build", "-trimpath", "-o", dir+"/", "tool")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the reference plugins: %w: %s", err, said)
+	}
+	return dir, nil
+})
