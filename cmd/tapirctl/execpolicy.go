@@ -96,8 +96,15 @@ func (p *execPolicy) record(key state.Key, index int) (rec *state.Attachment, er
 	return nil, nil
 }
 
-// openRtnl opens a connection in the netns that fd refers to.
+// openRtnl opens a connection in the netns that fd refers to. Where that is this process's own it takes no CAP_SYS_ADMIN.
 func openRtnl(fd int) (conn *rtnl.Conn, err error) {
+	own, err := ownNetns(fd)
+	if err != nil {
+		return nil, fmt.Errorf("netns of the VMM's file: %w", err)
+	}
+	if own {
+		return rtnl.Open()
+	}
 	netns, err := ns.GetNS(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
 		return nil, fmt.Errorf("netns of the VMM's file: %w", err)
@@ -108,4 +115,12 @@ func openRtnl(fd int) (conn *rtnl.Conn, err error) {
 		return err
 	})
 	return conn, err
+}
+
+func ownNetns(fd int) (bool, error) {
+	var own, other unix.Stat_t
+	if err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &own), unix.Fstat(fd, &other)); err != nil {
+		return false, err
+	}
+	return own.Ino == other.Ino && own.Dev == other.Dev, nil
 }

@@ -123,7 +123,12 @@ func self(t testing.TB) string {
 // start starts a command that ends up in the stand-in and waits for that.
 func (s *sandbox) start(netns string, argv []string) *session {
 	s.t.Helper()
-	v := &session{t: s.t, cmd: exec.Command(argv[0], argv[1:]...), lines: make(chan string, 64), log: &lockedBuffer{}, ended: make(chan struct{})}
+	return s.startCmd(netns, exec.Command(argv[0], argv[1:]...))
+}
+
+func (s *sandbox) startCmd(netns string, cmd *exec.Cmd) *session {
+	s.t.Helper()
+	v := &session{t: s.t, cmd: cmd, lines: make(chan string, 64), log: &lockedBuffer{}, ended: make(chan struct{})}
 	var err error
 	if v.in, err = v.cmd.StdinPipe(); err != nil {
 		s.t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,8 @@ import (
 //	open NAME FLAGS   open a queue: "fd N FLAGS" with the flags that the ifreq has afterwards, or "errno NAME"
 //	storm NAME FLAGS N   N opens at once, each on a thread of its own: "N opened"
 //	close FD          "closed"
+//	time NAME FLAGS N   open and close a queue N times: "N ns" each
+//	pelted NAME FLAGS N   the same under a hail of signals: "N opened"
 //	run               start another stand-in, a child that takes over standard input: its answers follow
 //	orphan            start another one that lives on when this one exits: its answers follow
 //	catch             answer "signal NAME" to each signal from now on: "catching"
@@ -52,6 +55,15 @@ func vmm(args []string) int {
 		case "close":
 			fd, _ := strconv.Atoi(f[1])
 			fmt.Println("closed", unix.Close(fd))
+		case "time":
+			n, _ := strconv.Atoi(f[3])
+			begin := time.Now()
+			for range n {
+				vmmReopen(f[1], f[2])
+			}
+			fmt.Println(time.Since(begin).Nanoseconds()/int64(n), "ns")
+		case "pelted":
+			fmt.Println(vmmPelted(f[1], f[2], f[3]))
 		case "run", "orphan":
 			cmd := exec.Command("/proc/self/exe", vmmArg)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -132,5 +144,42 @@ func vmmStorm(name, flags, times string) string {
 			opened++
 		}
 	}
+	return fmt.Sprint(opened, " opened")
+}
+
+// vmmReopen opens a queue and closes it.
+func vmmReopen(name, flags string) (opened bool) {
+	var fd int
+	if _, err := fmt.Sscanf(vmmOpen(name, flags), "fd %d", &fd); err != nil {
+		return false
+	}
+	return unix.Close(fd) == nil
+}
+
+// vmmPelted opens and closes on a thread that gets a signal every few microseconds.
+func vmmPelted(name, flags, times string) string {
+	n, _ := strconv.Atoi(times)
+	signal.Notify(make(chan os.Signal, 1), unix.SIGUSR2) // restarts system calls, as all of Go's handlers
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	tid, done := unix.Gettid(), make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGUSR2)
+				time.Sleep(20 * time.Microsecond)
+			}
+		}
+	}()
+	opened := 0
+	for range n {
+		if vmmReopen(name, flags) {
+			opened++
+		}
+	}
+	close(done)
 	return fmt.Sprint(opened, " opened")
 }
