@@ -65,7 +65,7 @@ func types() (*btf.Spec, []*btf.Spec, error) {
 	module, err := btf.LoadKernelModuleSpec("tun")
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil, &UnsupportedError{Needs: needs, Err: errors.New("struct tun_file is not described")}
+		return nil, nil, &UnsupportedError{Needs: needs, Err: errors.New("struct tun_file is not described: the module tun has no BTF, or is not loaded")}
 	case err != nil:
 		return nil, nil, loadError("read the BTF of the module tun", err)
 	}
