@@ -120,6 +120,9 @@ func (p *plugin) carryOut(ctx context.Context, store *state.Store, a *apply) (*s
 	}
 	p.trace.Mark("IPAM and state")
 	if !a.plan.Chained {
+		if err := refuseOverlap(a.host, rec.Addresses); err != nil {
+			return nil, err
+		}
 		if err := ensureForwarding(ctx, store, rec.Addresses); err != nil {
 			return nil, err
 		}

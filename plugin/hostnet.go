@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -37,7 +36,7 @@ func defaultRouteLink(host *rtnl.Conn) (int, error) {
 	for _, dst := range probeDestinations {
 		routes, err := host.RouteGetWithOptions(dst, &netlink.RouteGetOptions{FIBMatch: true})
 		switch {
-		case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+		case noRoute(err):
 			continue
 		case err != nil:
 			return 0, fmt.Errorf("look up the default route: %w", err)

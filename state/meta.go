@@ -153,6 +153,10 @@ const (
 	blockSize  = 4
 )
 
+// OwnIndex reports whether an ifindex is of those that [Tx.NextIndexBlock] gives out, which the kernel does not choose by
+// itself before it has made a million links.
+func OwnIndex(index int) bool { return index >= firstIndex && index < endIndex }
+
 // NextIndexBlock gives the first of [4] ifindexes that no other attachment of this state was given since the counter,
 // which starts at random where the state is new, went round. All are at least 1<<20 and below 1<<30.
 func (tx *Tx) NextIndexBlock() (uint32, error) {
