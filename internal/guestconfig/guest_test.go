@@ -148,7 +148,6 @@ func TestNetworkConfigIsYAMLWithEachAddressRouteAndName(t *testing.T) {
 		"gateway6":  "fd00:9::1",
 		"routes": []any{
 			map[string]any{"to": "0.0.0.0/0", "via": "10.9.0.1"},
-			map[string]any{"to": "::/0", "via": "fd00:9::1"},
 			map[string]any{"to": "198.51.100.0/24", "via": "10.9.0.1"},
 		},
 		"nameservers": map[string]any{

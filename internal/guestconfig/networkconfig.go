@@ -13,8 +13,8 @@ import (
 // gateway lies in none of the guest's prefixes is marked on-link, so that a /32 or /128 works under netplan; cloud-init 22.4,
 // Debian 12's, drops the mark for its other renderers.
 //
-// IPv6's default route stands twice, as a route and as gateway6: without netplan cloud-init makes ::/64 of the route ::/0
-// (canonical/cloud-init issue 4600; seen with 22.4 for eni and networkd). netplan warns of the older key and takes both.
+// IPv6's default route is the older key gateway6: without netplan cloud-init makes ::/64 of the route ::/0 (canonical/cloud-init
+// issue 4600; seen with 22.4 for eni and networkd). netplan takes either, and complains of both at once.
 func (g Guest) NetworkConfig() (string, error) {
 	if err := g.Validate(); err != nil {
 		return "", fmt.Errorf("network-config: %w", err)
@@ -40,16 +40,23 @@ func (g Guest) writeRoutes(b *strings.Builder) {
 	if len(routes) == 0 {
 		return
 	}
-	for i, r := range routes {
-		if !r.GW.IsValid() {
-			routes[i].GW = g.gatewayOf(r.Dst)
-		}
-		if gw := routes[i].GW; gw.IsValid() && gw.Is6() && r.Dst.Bits() == 0 && g.onLink(gw) {
-			fmt.Fprintf(b, "    gateway6: %q\n", gw)
-		}
-	}
-	b.WriteString("    routes:\n")
+	var rest []state.Route
+	gateway6 := false
 	for _, r := range routes {
+		if !r.GW.IsValid() {
+			r.GW = g.gatewayOf(r.Dst)
+		}
+		if gw := r.GW; !gateway6 && gw.IsValid() && gw.Is6() && r.Dst.Bits() == 0 && g.onLink(gw) {
+			fmt.Fprintf(b, "    gateway6: %q\n", gw)
+			gateway6 = true
+			continue
+		}
+		rest = append(rest, r)
+	}
+	if len(rest) > 0 {
+		b.WriteString("    routes:\n")
+	}
+	for _, r := range rest {
 		gw := r.GW
 		fmt.Fprintf(b, "      - to: %q\n", r.Dst)
 		if !gw.IsValid() {
