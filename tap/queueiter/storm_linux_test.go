@@ -1,0 +1,104 @@
+package queueiter_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/internal/testnode"
+	"github.com/tapir-cni/tapir/tap"
+)
+
+// TestReadWhileQueuesAndTAPsComeAndGo reads while files are closed and devices deleted under the iterator: each record is of one
+// moment, so an attached queue has the device's name, netns and what all queues of it are opened with.
+func TestReadWhileQueuesAndTAPsComeAndGo(t *testing.T) {
+	require(t)
+	stays, staysInode := newTAP(t, "tap-stays", 2)
+	goes := testnode.NewNetns(t)
+	goesInode := inode(t, goes)
+	openQueues(t, tap.QueueOptions{Netns: stays, Name: "tap-stays", Count: 1, NAPI: true})
+	it := iterator(t)
+
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	churn := func(round func() error) {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := round(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	churn(func() error {
+		q, err := tap.OpenQueues(tap.QueueOptions{Netns: stays, Name: "tap-stays", Count: 3, NAPI: true})
+		if err != nil {
+			return err
+		}
+		return q.Close()
+	})
+	churn(func() error { return createAndDelete(t, goes) })
+
+	came, went, deleted := 0, 0, 0
+	for range 400 {
+		all, err := it.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := 0
+		for _, q := range all {
+			want, ours := map[uint32]string{staysInode: "tap-stays", goesInode: "tap-goes"}[q.Device.Netns]
+			if !ours {
+				continue // another program's, or just opened, or its device was just deleted
+			}
+			if q.Device.Name != want || q.NAPI != (want == "tap-stays") {
+				t.Fatalf("torn record %+v", q)
+			}
+			if want == "tap-stays" {
+				count++
+			} else {
+				deleted++
+			}
+		}
+		switch {
+		case count == 0:
+			t.Fatal("the queue that stays is missing")
+		case count > 1:
+			came++
+		default:
+			went++
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if came == 0 || went == 0 || deleted == 0 {
+		t.Errorf("want looks with and without the queues that come and go, and at a TAP before it is deleted, got %d, %d and %d", came, went, deleted)
+	}
+}
+
+// createAndDelete makes a TAP, opens a queue of it, and deletes the TAP under the open queue.
+func createAndDelete(t *testing.T, ns string) (err error) {
+	testnode.In(t, ns, func() {
+		if err = tap.Create(tap.Spec{Name: "tap-goes", Queues: 1}); err != nil {
+			return
+		}
+		var q *tap.Queues
+		if q, err = tap.OpenQueues(tap.QueueOptions{Name: "tap-goes", Count: 1}); err != nil {
+			return
+		}
+		defer q.Close() //nolint:errcheck // its device is gone
+		var conn *rtnl.Conn
+		if conn, err = rtnl.Open(); err != nil {
+			return
+		}
+		defer conn.Close()
+		err = conn.DeleteLink(q.Index)
+	})
+	return err
+}
