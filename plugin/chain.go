@@ -38,7 +38,7 @@ func parsePrev(raw []byte, confVersion string) (*current.Result, error) {
 
 // validateChained refuses what belongs to the plugin before.
 func (c *Config) validateChained(fs *faults) {
-	const whose = "after another plugin, whose interface has it"
+	const whose = "after another plugin: it is that plugin's"
 	if present(c.IPAM) {
 		fs.Add("ipam", "want none "+whose)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,10 @@ type Cleaner struct {
 	StateDirs []string // every stateDir that configurations of this node name
 	BPFFS     string   // the folder of the pinned programs
 	DryRun    bool     // tell what would be done, and do nothing
+
+	// KeepSysctls leaves the sysctls that tapir changed as they are, for a node where other software relies on forwarding
+	// by now. What they were before is forgotten.
+	KeepSysctls bool
 }
 
 // Leftover is one thing that was removed, or would be.
@@ -107,7 +112,7 @@ func (c Cleaner) shared(ctx context.Context, r *Report) error {
 		errs = append(errs, c.pins(r))
 	})
 	errs = append(errs, err)
-	if len(r.Kept) > 0 {
+	if slices.ContainsFunc(r.Kept, func(l Leftover) bool { return l.Kind == keptShared }) {
 		return errors.Join(errs...)
 	}
 	for _, dir := range c.StateDirs {
@@ -222,9 +227,12 @@ func hostEndStays(a state.Attachment, tags map[string]uint32) bool {
 	return ok
 }
 
+// keptShared is the kind of what stays because attachments use it.
+const keptShared = "shared"
+
 // keepShared says why what all attachments share stays.
 func (r *Report) keepShared(why string) {
-	r.Kept = append(r.Kept, Leftover{"shared", "table, pins, sysctls, state", why})
+	r.Kept = append(r.Kept, Leftover{keptShared, "table, pins, sysctls, state", why})
 }
 
 func (c Cleaner) table(r *Report) error {
@@ -252,11 +260,27 @@ func (c Cleaner) table(r *Report) error {
 }
 
 func (c Cleaner) sysctls(tx *state.Tx, r *Report) error {
+	if c.KeepSysctls {
+		return c.forgetSysctls(tx, r)
+	}
 	done, err := restoreSysctls(tx, c.DryRun)
 	for _, s := range done {
-		r.Removed = append(r.Removed, Leftover{"sysctl", s, "tapir had changed it"})
+		r.Removed = append(r.Removed, Leftover{"sysctl", s, "tapir had changed it; --keep-sysctls if others rely on it now"})
 	}
 	return err
+}
+
+// forgetSysctls drops the record of what the sysctls were.
+func (c Cleaner) forgetSysctls(tx *state.Tx, r *Report) error {
+	saved, err := tx.Sysctls()
+	errs := []error{err}
+	for _, name := range slices.Sorted(maps.Keys(saved)) {
+		if !c.DryRun {
+			errs = append(errs, tx.DeleteSysctl(name))
+		}
+		r.Kept = append(r.Kept, Leftover{"sysctl", name, "as asked; it was " + saved[name]})
+	}
+	return errors.Join(errs...)
 }
 
 func (c Cleaner) pins(r *Report) error {

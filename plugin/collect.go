@@ -29,7 +29,13 @@ func (c Collector) Run(ctx context.Context, live func(context.Context) (map[stri
 	}
 	var all []candidate
 	for _, dir := range c.StateDirs {
-		here, err := unless(ctx, dir, "", func(a state.Attachment) bool { return time.Since(a.Created) < c.Grace })
+		here, err := unless(ctx, dir, "", func(a state.Attachment) bool {
+			young := time.Since(a.Created) < c.Grace
+			if young {
+				r.Kept = append(r.Kept, Leftover{"attachment", a.Key.String(), fmt.Sprintf("younger than %v", c.Grace)})
+			}
+			return young
+		})
 		if err != nil {
 			return r, err
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/tapir-cni/tapir/internal/jsonkeys"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,6 +62,10 @@ func findPlugin(name, folders string) (string, error) {
 			return path, nil
 		}
 	}
+	hint := ""
+	if jsonkeys.Nearest(name, []string{ipamType}) != "" {
+		hint = fmt.Sprintf("; did you mean %q?", ipamType)
+	}
 	return "", types.NewError(types.ErrInvalidNetworkConfig,
-		fmt.Sprintf("ipam.type: no plugin %q in CNI_PATH %s", name, strings.Join(filepath.SplitList(folders), ", ")), "")
+		fmt.Sprintf("ipam.type: no plugin %q in CNI_PATH %s%s", name, strings.Join(filepath.SplitList(folders), ", "), hint), "")
 }

@@ -66,11 +66,11 @@ func checkHook(context.Context, *options) finding {
 	var unsupported *xdp.UnsupportedError
 	switch {
 	case err == nil:
-		return finding{"redirect", good, "tcx", ""}
+		return finding{"redirect", good, "auto is clsact on tapir's own devices; tcx is there as well", ""}
 	case errors.As(err, &unsupported):
-		return finding{"redirect", limited, "clsact: " + err.Error(), "Linux 6.6 or newer has tcx, which needs no qdisc"}
+		return finding{"redirect", good, "auto is clsact; " + err.Error(), ""}
 	}
-	return finding{"redirect", bad, err.Error(), ""}
+	return finding{"redirect", limited, "auto is clsact; whether tcx is there: " + err.Error(), ""}
 }
 
 func checkNftables(context.Context, *options) finding {
@@ -84,6 +84,8 @@ func checkIPv4(context.Context, *options) finding {
 	switch v, err := sysctl.Get("net/ipv4/ip_forward"); {
 	case err != nil:
 		return finding{"IPv4 forwarding", bad, err.Error(), ""}
+	case v == "0" && !sysctl.Writable("net/ipv4/ip_forward"):
+		return finding{"IPv4 forwarding", bad, "is off, and /proc/sys is read-only here", "set net.ipv4.ip_forward=1 on the node"}
 	case v == "0":
 		return finding{"IPv4 forwarding", limited, "is off; the first ADD with an IPv4 range turns it on", "if /proc/sys is read-only for the plugin, set net.ipv4.ip_forward=1"}
 	}
@@ -95,6 +97,9 @@ func checkIPv6(context.Context, *options) finding {
 		return finding{"IPv6", limited, "is off on this node", "leave IPv6 ranges out, or set net.ipv6.conf.all.disable_ipv6=0"}
 	}
 	if v, err := sysctl.Get("net/ipv6/conf/all/forwarding"); err == nil && v == "0" {
+		if !sysctl.Writable("net/ipv6/conf/all/forwarding") {
+			return finding{"IPv6", bad, "forwarding is off, and /proc/sys is read-only here", "set net.ipv6.conf.all.forwarding=1 on the node, and accept_ra=2 where it takes its routes from router advertisements"}
+		}
 		return finding{"IPv6", limited, "forwarding is off; the first ADD with an IPv6 range turns it on and keeps the node's RA routes (accept_ra=2)", ""}
 	}
 	return finding{"IPv6", good, "is on and forwards", ""}

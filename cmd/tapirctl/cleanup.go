@@ -10,7 +10,7 @@ import (
 )
 
 func newCleanup(o *options) *cobra.Command {
-	var yes bool
+	var yes, keepSysctls bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove what dead attachments left, and all of tapir where none is alive",
@@ -20,12 +20,13 @@ nftables table, the pinned programs and the state, and put back every sysctl tha
 Without --yes nothing is done: the command prints what it would do.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c := plugin.Cleaner{StateDirs: o.stateDirs, BPFFS: o.bpffs, DryRun: !yes}
+			c := plugin.Cleaner{StateDirs: o.stateDirs, BPFFS: o.bpffs, DryRun: !yes, KeepSysctls: keepSysctls}
 			report, err := c.Run(cmd.Context())
 			return printCleaned(cmd, o, report, "cleanup", err)
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	cmd.Flags().BoolVar(&keepSysctls, "keep-sysctls", false, "leave forwarding on, for other software that relies on it by now")
 	return cmd
 }
 
@@ -40,11 +41,11 @@ func printCleaned(cmd *cobra.Command, o *options, report plugin.Report, command 
 func printReport(cmd *cobra.Command, r plugin.Report, command string) error {
 	out := cmd.OutOrStdout()
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	verb := "removed"
-	if r.DryRun {
-		verb = "would remove"
-	}
 	for _, l := range r.Removed {
+		verb := map[bool]string{false: "removed", true: "would remove"}[r.DryRun]
+		if l.Kind == "sysctl" {
+			verb = map[bool]string{false: "set back", true: "would set back"}[r.DryRun]
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", verb, l.Kind, l.Name, l.Why)
 	}
 	for _, l := range r.Kept {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Root is where the sysctls are mounted.
@@ -29,6 +31,11 @@ func Set(name, value string) error {
 		return fmt.Errorf("set sysctl %s to %s: %w", name, value, cause(err))
 	}
 	return nil
+}
+
+// Writable reports whether a sysctl can be written: /proc/sys is read-only in many containers.
+func Writable(name string) bool {
+	return unix.Access(filepath.Join(Root, name), unix.W_OK) == nil
 }
 
 // Interfaces are the names below a per-interface folder of sysctls, such as "net/ipv6/conf", without all, default and lo.
