@@ -44,7 +44,7 @@ type Config struct {
 	IPMasq bool `json:"ipMasq" default:"false"`
 	// Destinations that are reached without masquerade, beside the network's own ranges, link-local and multicast.
 	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs" default:"[]"`
-	// How frames get from the TAP to the veth and back: tcx (Linux 6.6 or newer), clsact, or auto: clsact on devices of tapir, whose ADD and DEL then take a third of the time.
+	// How frames get from the TAP to the veth and back: clsact, tcx (Linux 6.6 or newer; slower to ADD and DEL) or auto: clsact on devices that tapir made; on the interface of another plugin tcx, or the end of the filters that are there.
 	Redirect string `json:"redirect" default:"auto"`
 	// The XDP fast path.
 	XDP XDPConfig `json:"xdp"`

@@ -24,7 +24,7 @@ type plugin struct {
 }
 
 const about = `tapir is a CNI plugin for microVM sandboxes. A container runtime calls it with CNI_COMMAND set and the
-network configuration on standard input; it is not run by hand. See tapirctl(8) for people: "tapirctl --help".
+network configuration on standard input; it is not run by hand. for people there is "tapirctl --help".
 TAPIR_TRACE=1 prints to standard error where the time of a call goes.`
 
 // Main runs the plugin and ends the process.
