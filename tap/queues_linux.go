@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"time"
 
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"golang.org/x/sys/unix"
@@ -184,7 +185,7 @@ func openQueue(o QueueOptions, flags uint16, initial bool) (_ int, err error) {
 		return -1, fmt.Errorf("name: %w", err)
 	}
 	ifr.SetUint16(flags)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
+	if err := attach(fd, ifr); err != nil {
 		return -1, fmt.Errorf("attach with flags %s: %w", FlagNames(flags), err)
 	}
 	if err := readBack(fd, o.Name, flags, initial); err != nil {
@@ -196,6 +197,18 @@ func openQueue(o QueueOptions, flags uint16, initial bool) (_ int, err error) {
 		}
 	}
 	return fd, setVnetHdrSize(fd, o.VnetHdrSize)
+}
+
+// attach is TUNSETIFF. A descriptor that was closed a moment ago may be held for another by who looks at the process's open files (the queue
+// iterator, /proc/PID/fdinfo): busy is believed after some milliseconds.
+func attach(fd int, ifr *unix.Ifreq) error {
+	for try := 1; ; try++ {
+		err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
+		if !errors.Is(err, unix.EBUSY) || try == 10 {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // haveFlags asks whether the driver knows the flags: it drops in silence what it does not know.

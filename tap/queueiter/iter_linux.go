@@ -1,6 +1,7 @@
 package queueiter
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -92,11 +93,11 @@ func (it *Iterator) Close() error {
 
 // Read gives every open file of /dev/net/tun that some process of the reader's pid namespace holds.
 func (it *Iterator) Read() ([]Queue, error) {
-	records, err := read[bpfQueue](it.queues)
+	records, err := read[bpfQueue](it.queues, 1)
 	if err != nil {
 		return nil, fmt.Errorf("read the queues of all processes: %w", err)
 	}
-	openers, err := read[bpfOpener](it.openers)
+	openers, err := read[bpfOpener](it.openers, 256)
 	if err != nil {
 		return nil, fmt.Errorf("read the credentials of all processes: %w", err)
 	}
@@ -104,23 +105,32 @@ func (it *Iterator) Read() ([]Queue, error) {
 }
 
 // read runs an iterator once. Its output is whole records in the machine's byte order.
-func read[T any](iter *link.Iter) ([]T, error) {
+//
+// It takes so many records a call. The kernel holds each file that it visits, and lets go of all of them when the call ends: were it long,
+// a queue that is closed meanwhile would stay attached until then, and who opens the TAP next would find it busy. So files are
+// read one a call.
+func read[T any](iter *link.Iter, records int) ([]T, error) {
 	r, err := iter.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	data, err := io.ReadAll(r)
-	if err != nil {
-		return nil, err
+	var list []T
+	record := make([]byte, binary.Size(*new(T)))
+	buffered := bufio.NewReaderSize(r, records*len(record))
+	for {
+		switch _, err := io.ReadFull(buffered, record); {
+		case errors.Is(err, io.EOF):
+			return list, nil
+		case err != nil:
+			return nil, err
+		}
+		var one T
+		if err := binary.Read(bytes.NewReader(record), binary.NativeEndian, &one); err != nil {
+			return nil, err
+		}
+		list = append(list, one)
 	}
-	var one T
-	size := binary.Size(one)
-	if size <= 0 || len(data)%size != 0 {
-		return nil, fmt.Errorf("want records of %d bytes, got %d bytes in all", size, len(data))
-	}
-	list := make([]T, len(data)/size)
-	return list, binary.Read(bytes.NewReader(data), binary.NativeEndian, list)
 }
 
 // Read loads the iterators, reads once and unloads them. Errors are those of [Open] and [Iterator.Read].

@@ -3,6 +3,7 @@ package queueiter_test
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/internal/testnode"
@@ -46,7 +47,9 @@ func TestReadWhileQueuesAndTAPsComeAndGo(t *testing.T) {
 	churn(func() error { return createAndDelete(t, goes) })
 
 	came, went, deleted := 0, 0, 0
-	for range 400 {
+	// On a busy machine the threads may take turns rarely: look until each has been seen.
+	deadline := time.Now().Add(patience)
+	for looks := 0; looks < 200 || (came == 0 || went == 0 || deleted == 0) && time.Now().Before(deadline); looks++ {
 		all, err := it.Read()
 		if err != nil {
 			t.Fatal(err)
