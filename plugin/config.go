@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/tapir-cni/tapir/ipam"
+	"github.com/tapir-cni/tapir/tap"
 )
 
 // Config is the network configuration of tapir, the object in the "plugins" list of a conflist. docs/config.md is
@@ -127,7 +128,7 @@ const DefaultStateDir = "/run/tapir"
 // defaults is the configuration of an object without keys.
 func defaults() Config {
 	return Config{
-		Queues: 1, VMM: VMMGeneric, NAPI: true, When: whenAlways, Placement: PlacementPod, TxQueueLen: 1000, SpoofCheck: true,
+		Queues: 1, VMM: tap.Generic, NAPI: true, When: whenAlways, Placement: PlacementPod, TxQueueLen: 1000, SpoofCheck: true,
 		Redirect: redirectAuto, XDP: XDPConfig{Mode: "off"}, Result: LayoutCRI, StateDir: DefaultStateDir,
 		DANDir: "/run/kata-containers/dans",
 	}

@@ -116,10 +116,7 @@ func (c *Config) optedIn(a Args) bool {
 func (p *Plan) planTap(cfg *Config, a Args, fs, argFaults *faults) {
 	if a.Queues != nil {
 		p.Queues = *a.Queues
-		checkQueues(argFaults, argPath("TAP_QUEUES"), p.Queues)
-		if cfg.VMM == VMMFirecracker && p.Queues > 1 {
-			argFaults.Add(argPath("TAP_QUEUES"), fmt.Sprintf("want 1 with \"vmm\": %q, got %d", cfg.VMM, p.Queues))
-		}
+		checkQueues(argFaults, argPath("TAP_QUEUES"), cfg.VMM, p.Queues)
 	}
 	if a.Owner != nil || a.Group != nil {
 		p.Owner, p.Group = a.Owner, a.Group

@@ -49,7 +49,7 @@ func TestEveryFaultIsToldAtOnceWithItsPath(t *testing.T) {
 		"arguments":               {keys: []string{ranges}, args: "TAP_QUEUES=0;MAC=zz;TAP_NAME=a/b;TAP=maybe", code: 4, want: []string{"CNI_ARGS.TAP_QUEUES: want 1 to 256", "CNI_ARGS.MAC", "CNI_ARGS.TAP_NAME", "CNI_ARGS.TAP: want true or false"}},
 		"unknown argument":        {keys: []string{ranges}, args: "TAP_QUEUE=2", code: 4, want: []string{`"TAP_QUEUES"`}},
 		"both":                    {keys: []string{`"mtu": -1`, ranges}, args: "TAP_QUEUES=x", code: 7, want: []string{"mtu", "CNI_ARGS.TAP_QUEUES"}},
-		"firecracker has one":     {keys: []string{`"vmm": "firecracker"`, `"queues": 2`, ranges}, code: 7, want: []string{"queues: want 1 with"}},
+		"firecracker has one":     {keys: []string{`"vmm": "firecracker"`, `"queues": 2`, ranges}, code: 7, want: []string{"queues: the TAP has 2 queues", `set "queues": 1`}},
 		"not built":               {keys: []string{`"placement": "host"`, `"vmm": "kata"`, `"xdp": {"mode": "native", "uplink": "eth0"}`, ranges}, code: 7, want: []string{"placement", "vmm", "xdp.mode", "xdp.uplink"}},
 		"IPv6 wants 1280":         {keys: []string{`"mtu": 1279`, `"ipam": {"type": "tapir-ipam", "ranges": [[{"subnet": "fd00::/64"}]]}`}, code: 7, want: []string{"mtu: want at least 1280"}},
 		"no ipam":                 {code: 7, want: []string{"ipam: is missing"}},

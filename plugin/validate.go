@@ -13,12 +13,6 @@ import (
 
 // Values of the enumerated keys.
 const (
-	VMMGeneric         = "generic"
-	VMMFirecracker     = "firecracker"
-	VMMCloudHypervisor = "cloud-hypervisor"
-	VMMQEMU            = "qemu"
-	VMMKata            = "kata"
-
 	PlacementPod  = "pod"
 	PlacementHost = "host"
 
@@ -69,10 +63,7 @@ func (c *Config) validate() faults {
 }
 
 func (c *Config) validateTap(fs *faults) {
-	checkQueues(fs, "queues", c.Queues)
-	if c.VMM == VMMFirecracker && c.Queues > 1 {
-		fs.Add("queues", fmt.Sprintf("want 1 with \"vmm\": %q, which opens one queue and never a multi-queue TAP, got %d", c.VMM, c.Queues))
-	}
+	checkQueues(fs, "queues", c.VMM, c.Queues)
 	if c.TapName != "" {
 		checkDeviceName(fs, "tapName", c.TapName)
 	}
@@ -95,7 +86,7 @@ func (c *Config) validateEnums(fs *faults) {
 		want      []string
 		later     []string // known, and refused by validateNotBuilt
 	}{
-		{"vmm", c.VMM, []string{VMMGeneric, VMMFirecracker, VMMCloudHypervisor, VMMQEMU}, []string{VMMKata}},
+		{"vmm", c.VMM, []string{tap.Generic, tap.Firecracker, tap.CloudHypervisor, tap.QEMU}, []string{tap.Kata}},
 		{"when", c.When, []string{whenAlways, whenAnnotated}, nil},
 		{"placement", c.Placement, []string{PlacementPod}, []string{PlacementHost}},
 		{"redirect", c.Redirect, []string{redirectAuto, redirectTCX, redirectClsact}, nil},
@@ -113,7 +104,7 @@ func (c *Config) validateNotBuilt(fs *faults) {
 	if c.Placement == PlacementHost {
 		fs.Add("placement", `"host" is not built yet; use "pod"`)
 	}
-	if c.VMM == VMMKata {
+	if c.VMM == tap.Kata {
 		fs.Add("vmm", `"kata" is not built yet; use "generic"`)
 	}
 	if c.XDP.Mode != "off" && slices.Contains([]string{"auto", "native", "generic"}, c.XDP.Mode) {
@@ -133,9 +124,18 @@ func (c *Config) validateNotBuilt(fs *faults) {
 // present tells a JSON value that was given from one that was not, or was null.
 func present(raw []byte) bool { return len(raw) > 0 && string(raw) != "null" }
 
-func checkQueues(fs *faults, path string, n int) {
+// checkQueues holds a number of queues against the driver's limit and the VMM's.
+func checkQueues(fs *faults, path, vmm string, n int) {
 	if n < 1 || n > tap.MaxQueues {
 		fs.Add(path, fmt.Sprintf("want 1 to %d, got %d", tap.MaxQueues, n))
+		return
+	}
+	profile, err := tap.ProfileOf(vmm)
+	if err != nil {
+		return // the name of the VMM is a fault of its own
+	}
+	if err := profile.Check(n); err != nil {
+		fs.Add(path, err.Error())
 	}
 }
 
