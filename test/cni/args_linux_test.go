@@ -119,7 +119,7 @@ func TestArgumentsThatAreWrong(t *testing.T) {
 		{"TAP_QUEUE=2", nil, 4, []string{`"TAP_QUEUE"`, `"TAP_QUEUES"`}},
 		{"TAP_QUEUES=two", nil, 4, []string{"CNI_ARGS.TAP_QUEUES", `"two"`}},
 		{"TAP_QUEUES=257", nil, 4, []string{"1 to 256", "257"}},
-		{"TAP_QUEUES=2", object{"vmm": "firecracker"}, 4, []string{"firecracker", "want 1"}},
+		{"TAP_QUEUES=2", object{"vmm": "firecracker"}, 4, []string{"Firecracker", `"queues": 1`}},
 		{"TC_REDIRECT_TAP_NAME=a-name-that-is-too-long", nil, 4, []string{"15", "a-name-that-is-too-long"}},
 		{"MAC=01:00:00:00:00:01", nil, 4, []string{"CNI_ARGS.MAC", "unicast"}},
 		{"nonsense", nil, 4, []string{`"nonsense"`, "NAME=VALUE"}},

@@ -41,7 +41,7 @@ func TestConfigFaults(t *testing.T) {
 		{"wrong type", object{"queues": "two"}, "", codeConfig, []string{`queues: want a whole number, got string "two"`}},
 		{"no queue", object{"queues": 0}, "", codeConfig, []string{"queues: want 1 to 256, got 0"}},
 		{"257 queues", object{"queues": 257}, "", codeConfig, []string{"queues: want 1 to 256, got 257"}},
-		{"Firecracker with queues", object{"vmm": "firecracker", "queues": 2}, "", codeConfig, []string{"queues: want 1", `"firecracker"`}},
+		{"Firecracker with queues", object{"vmm": "firecracker", "queues": 2}, "", codeConfig, []string{"queues: the TAP has 2 queues", "Firecracker", `"queues": 1`}},
 		{"unknown VMM", object{"vmm": "bhyve"}, "", codeConfig, []string{"vmm: want one of", `"bhyve"`}},
 		{"unknown layout", object{"result": "full"}, "", codeConfig, []string{"result: want one of cri, firecracker, plain"}},
 		{"unknown redirect", object{"redirect": "mirred"}, "", codeConfig, []string{"redirect: want one of auto, tcx, clsact"}},
