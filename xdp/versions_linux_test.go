@@ -83,9 +83,9 @@ func TestCountersOfAnotherLayout(t *testing.T) {
 		redirectMapEndpoints: {Type: ebpf.Hash, KeySize: 4, ValueSize: 500, MaxEntries: 8},
 		redirectMapCounters:  {Type: ebpf.PerCPUHash, KeySize: 4, ValueSize: uint32(len(counts{}) * 16), MaxEntries: 8},
 	} {
-		m, err := ebpf.NewMap(spec)
-		if err != nil {
-			t.Fatal(err)
+		m, mapErr := ebpf.NewMap(spec)
+		if mapErr != nil {
+			t.Fatal(mapErr)
 		}
 		defer m.Close()
 		if name == redirectMapCounters {

@@ -42,11 +42,15 @@ func (vs variants) has(name string) bool {
 // masq ends the name of a variant with ipMasq.
 const masq = "-ipMasq"
 
-// subnet is the range that every variant allocates from, each in a network of its own name.
-const subnet = "10.201.0.0/16"
+// The ranges that the variants allocate from, each in a network of its own name. tapir uses no range that is a network
+// of the node, as the bridges' is.
+const (
+	referenceSubnet = "10.201.0.0/16"
+	tapirSubnet     = "10.202.0.0/16"
+)
 
 // hostLocal is the reference IPAM plugin, its files on tmpfs like tapir's.
-func hostLocal() map[string]any {
+func hostLocal(subnet string) map[string]any {
 	return map[string]any{
 		"type":    "host-local",
 		"dataDir": "/run/cni/networks",
@@ -56,7 +60,7 @@ func hostLocal() map[string]any {
 }
 
 func tapirIPAM() map[string]any {
-	ipam := hostLocal()
+	ipam := hostLocal(tapirSubnet)
 	ipam["type"] = "tapir-ipam"
 	delete(ipam, "dataDir")
 	return ipam
@@ -66,7 +70,7 @@ func tapirIPAM() map[string]any {
 // variants without; bridge and ptp masquerade by nft, which tapir's own masquerade is compared with.
 func allVariants(o options) variants {
 	reference := func(name, plugin string, extra map[string]any) variant {
-		config := map[string]any{"cniVersion": "1.0.0", "name": "bench-" + name, "type": plugin, "ipam": hostLocal()}
+		config := map[string]any{"cniVersion": "1.0.0", "name": "bench-" + name, "type": plugin, "ipam": hostLocal(referenceSubnet)}
 		for key, value := range extra {
 			config[key] = value
 		}
