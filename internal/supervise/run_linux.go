@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"syscall"
 
@@ -26,6 +27,9 @@ func Run(c Config, argv []string) (syscall.WaitStatus, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become a subreaper: %w", err)
 	}
+	// The kernel sends a child's parent-death signal when the thread that forked it ends, and opens end threads.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	signals, ended := watch()
 	p, err := start(c, argv)
 	if err != nil {

@@ -140,6 +140,22 @@ func TestSupervisorKilled(t *testing.T) {
 	})
 }
 
+// A VMM that asked to die with its parent lives while the supervisor does, whatever threads that ends, and no longer.
+func TestParentDeathSignal(t *testing.T) {
+	s := newSandbox(t, `"queues": 1`)
+	v := s.start(s.netns, []string{tapirctl(), "exec", "--", "setpriv", "--pdeathsig", "KILL", self(t), vmmArg})
+	for range 100 {
+		v.say("close %d", v.open("tap-eth0", oneQueue))
+	}
+	if err := v.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	v.wait() // ends when nobody holds the log open
+	if status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.vmm)); err == nil && !strings.Contains(string(status), "\nState:\tZ") {
+		t.Errorf("the VMM lives on: %s", status)
+	}
+}
+
 // A killed VMM leaves no queue open and no fd in the supervisor.
 func TestVMMKilled(t *testing.T) {
 	s := newSandbox(t, `"queues": 1`)
