@@ -20,15 +20,23 @@ type credentials struct {
 	egid     int
 	groups   []int
 	netAdmin bool // CAP_NET_ADMIN in the task's own user namespace
+	userns   namespace
 }
 
-// readCredentials reads /proc/TID/status.
+// namespace tells a namespace from all others.
+type namespace struct{ dev, ino uint64 }
+
+// readCredentials reads /proc/TID.
 func readCredentials(tid int) (credentials, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
 		return credentials{}, err
 	}
-	c := credentials{euid: -1, egid: -1}
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/user", tid), &st); err != nil {
+		return credentials{}, fmt.Errorf("user namespace: %w%s", err, ptraceHint(err))
+	}
+	c := credentials{euid: -1, egid: -1, userns: namespace{uint64(st.Dev), st.Ino}}
 	for line := range strings.Lines(string(text)) {
 		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":\t")
 		if err := c.set(key, value); err != nil {
@@ -72,20 +80,17 @@ func (c *credentials) set(key, value string) (err error) {
 	return err
 }
 
-// userNamespaceOver says whether the user namespace of the task is the one that owns the netns, or one above: its
-// capabilities count there (ns_capable in kernel/capability.c).
-func userNamespaceOver(tid, netns int) (bool, error) {
-	var own, owner unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/user", tid), &own); err != nil {
-		return false, fmt.Errorf("user namespace of task %d: %w", tid, err)
-	}
+// over says whether the user namespace is the one that owns the netns, or one above: its capabilities count there
+// (ns_capable in kernel/capability.c).
+func (n namespace) over(netns int) (bool, error) {
+	var owner unix.Stat_t
 	fd, err := unix.IoctlRetInt(netns, unix.NS_GET_USERNS)
 	for ; err == nil; fd, err = parent(fd) {
 		if err = unix.Fstat(fd, &owner); err != nil {
 			_ = unix.Close(fd)
 			break
 		}
-		if owner.Ino == own.Ino && owner.Dev == own.Dev {
+		if n == (namespace{uint64(owner.Dev), owner.Ino}) {
 			return true, unix.Close(fd)
 		}
 	}

@@ -62,7 +62,9 @@ func answer(l listener, c Config, n notification) response {
 	}
 	t, err := openTask(int(n.tid))
 	if err != nil {
-		log.Error("left a TUNSETIFF alone", "error", err)
+		if l.valid(n) { // else the task was killed
+			log.Error("left a TUNSETIFF alone", "error", err)
+		}
 		return n.untouched()
 	}
 	defer t.close()
@@ -109,7 +111,7 @@ func (t *task) open(f tunFile, req ifreq, address uint64, a Answer, log *slog.Lo
 	ifr.SetUint16(a.Flags)
 	creds := t.credentials
 	if creds.netAdmin {
-		if creds.netAdmin, err = userNamespaceOver(t.tid, f.netns); err != nil {
+		if creds.netAdmin, err = creds.userns.over(f.netns); err != nil {
 			log.Error("could not open tap", "error", err)
 			return unix.EPERM
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -78,6 +79,33 @@ func TestSignalsPassThrough(t *testing.T) {
 		t.Errorf("the VMM died of SIGTERM, and the supervisor with wait status %#x", got)
 	}
 }
+
+// The VMM has the descriptors that its caller meant for it, under their numbers, and none of the supervisor's.
+func TestDescriptorsPassThrough(t *testing.T) {
+	testnode.Require(t, "root")
+	const list = `for f in /proc/$$/fd/*; do echo "${f##*/} $(readlink "$f")"; done`
+	command := func(argv ...string) string {
+		cmd := exec.Command(argv[0], argv[1:]...)
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer null.Close()
+		cmd.ExtraFiles = []*os.File{null, nil, null} // 3 and 5
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pipeNumber.ReplaceAllString(string(out), "pipe")
+	}
+	alone := command("sh", "-c", list)
+	if got := command(tapirctl(), "exec", "--", "sh", "-c", list); got != alone || !strings.Contains(got, "\n5 /dev/null\n") {
+		t.Errorf("descriptors under exec:\n%salone:\n%s", got, alone)
+	}
+}
+
+// pipeNumber is what differs between two runs.
+var pipeNumber = regexp.MustCompile(`pipe:\[\d+\]`)
 
 // A jailer and a shim stand between tapirctl and the VMM, which opens in a netns that neither the supervisor nor the first
 // program is in.
