@@ -24,7 +24,7 @@ func TestQEMU(t *testing.T) {
 		made, asks int
 		napi       bool
 	}{
-		{1, 1, false}, {1, 1, true}, {2, 2, false}, {2, 2, true},
+		{1, 1, false}, {1, 1, true}, {2, 2, false}, {2, 2, true}, {4, 4, true},
 		{2, 1, true}, // which QEMU alone could not open
 	} {
 		t.Run(fmt.Sprintf("%d made %d asked exec %t", tt.made, tt.asks, tt.napi), func(t *testing.T) {
