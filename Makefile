@@ -88,10 +88,10 @@ quickstart: build ## Boot two microVMs on TAPs of this build, show what they can
 verify: lint build-arm64 check-generated test ## What CI runs
 
 .PHONY: install
-install: build ## Install the plugins into /opt/cni/bin and tapirctl into /usr/local/bin (DESTDIR, CNI_BIN, PREFIX)
+install: build ## Install the plugins into /opt/cni/bin, tapirctl and tapird into /usr/local/bin (DESTDIR, CNI_BIN, PREFIX)
 	install -d $(DESTDIR)$(CNI_BIN) $(DESTDIR)$(PREFIX)/bin
 	install -m 0755 bin/tapir bin/tapir-ipam $(DESTDIR)$(CNI_BIN)/
-	install -m 0755 bin/tapirctl $(DESTDIR)$(PREFIX)/bin/
+	install -m 0755 bin/tapirctl bin/tapird $(DESTDIR)$(PREFIX)/bin/
 
 .PHONY: clean
 clean: ## Remove what the targets above built

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/tapir-cni/tapir/agent/broker"
+	"github.com/tapir-cni/tapir/agent/client"
+	"github.com/tapir-cni/tapir/internal/jsonkeys"
+	"github.com/tapir-cni/tapir/state"
+)
+
+// config is the configuration file. Each key has a flag.
+type config struct {
+	Socket    string   `json:"socket"`
+	StateDirs []string `json:"stateDirs"`
+	Timeout   duration `json:"timeout"`
+	MaxPeers  int      `json:"maxPeers"`
+	LogLevel  string   `json:"logLevel"`
+	LogFormat string   `json:"logFormat"`
+}
+
+// duration is written as in "5s".
+type duration time.Duration
+
+// Std is the duration as the standard library has it.
+func (d duration) Std() time.Duration { return time.Duration(d) }
+
+// UnmarshalText reads "5s".
+func (d *duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	*d = duration(v)
+	return err
+}
+
+func defaults() config {
+	return config{
+		Socket: client.DefaultSocket, StateDirs: []string{state.DefaultDir}, Timeout: duration(broker.DefaultTimeout),
+		MaxPeers: broker.DefaultMaxPeers, LogLevel: "info", LogFormat: "text",
+	}
+}
+
+// read reads the file; a key that it has not keeps its default.
+func read(file string) (config, error) {
+	c := defaults()
+	if file == "" {
+		return c, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return c, fmt.Errorf("configuration: %w", err)
+	}
+	faults, err := jsonkeys.Check(data, c)
+	if err == nil {
+		err = faults.Err()
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err == nil {
+		err = c.validate()
+	}
+	if err != nil {
+		return c, fmt.Errorf("configuration %s: %w", file, err)
+	}
+	return c, nil
+}
+
+// over is the file's configuration with the flags that were given in place of their keys.
+func (c config) over(file string, given func(flag string) bool) (config, error) {
+	out, err := read(file)
+	if err != nil {
+		return out, err
+	}
+	for flag, take := range map[string]func(){
+		"socket":     func() { out.Socket = c.Socket },
+		"state-dir":  func() { out.StateDirs = c.StateDirs },
+		"timeout":    func() { out.Timeout = c.Timeout },
+		"max-peers":  func() { out.MaxPeers = c.MaxPeers },
+		"log-level":  func() { out.LogLevel = c.LogLevel },
+		"log-format": func() { out.LogFormat = c.LogFormat },
+	} {
+		if given(flag) {
+			take()
+		}
+	}
+	if err := out.validate(); err != nil {
+		return out, usageError{err}
+	}
+	return out, nil
+}
+
+func (c config) validate() error {
+	var faults jsonkeys.Faults
+	// 108 bytes of sun_path, a NUL and the ".new" of a socket that is being made (unix(7)).
+	if !filepath.IsAbs(c.Socket) || len(c.Socket) > 103 {
+		faults.Add("socket", fmt.Sprintf("want an absolute path of at most 103 bytes, got %q", c.Socket))
+	}
+	if len(c.StateDirs) == 0 {
+		faults.Add("stateDirs", "want one or more, got none")
+	}
+	for i, dir := range c.StateDirs {
+		if !filepath.IsAbs(dir) {
+			faults.Add(fmt.Sprintf("stateDirs[%d]", i), fmt.Sprintf("want an absolute path, got %q", dir))
+		}
+	}
+	if c.Timeout.Std() < 10*time.Millisecond || c.Timeout.Std() > time.Minute {
+		faults.Add("timeout", fmt.Sprintf("want 10ms to 1m, got %s", c.Timeout.Std()))
+	}
+	if c.MaxPeers < 1 || c.MaxPeers > 4096 {
+		faults.Add("maxPeers", fmt.Sprintf("want 1 to 4096, got %d", c.MaxPeers))
+	}
+	if err := new(slog.LevelVar).UnmarshalText([]byte(c.LogLevel)); err != nil {
+		faults.Add("logLevel", fmt.Sprintf("want debug, info, warn or error, got %q", c.LogLevel))
+	}
+	if !slices.Contains([]string{"text", "json"}, c.LogFormat) {
+		faults.Add("logFormat", fmt.Sprintf("want text or json, got %q", c.LogFormat))
+	}
+	return faults.Err()
+}
