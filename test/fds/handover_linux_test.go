@@ -17,7 +17,7 @@ func TestQueuesAreHandedOver(t *testing.T) {
 	n := newNode(t)
 	d := n.tapird()
 	ask(t, asking{Request: n.add(`"queues": 1`).request(0)}).end() // what the runtime opens once, it has now
-	before := d.fds()
+	before := d.idleFDs()
 	for _, tt := range []struct {
 		name string
 		keys string
@@ -88,7 +88,7 @@ func TestAllQueuesOfTheLargestTAP(t *testing.T) {
 	d := n.tapird()
 	pod := n.add(`"queues": 256, "txQueueLen": 16`)
 	ask(t, asking{Request: pod.request(1)}).end()
-	before := d.fds()
+	before := d.idleFDs()
 	p := ask(t, asking{Request: pod.request(0)})
 	if len(p.FDs) != 256 {
 		t.Fatalf("want 256 descriptors, got %+v", p.answer)

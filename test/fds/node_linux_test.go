@@ -236,6 +236,23 @@ func (d *daemon) signal(s syscall.Signal) {
 // fds counts its descriptors.
 func (d *daemon) fds() int { return countFDs(d.t, d.cmd.Process.Pid) }
 
+// idleFDs counts them once the number stays the same: the last connection may still be closing.
+func (d *daemon) idleFDs() int {
+	d.t.Helper()
+	const long = 15
+	got, same := d.fds(), 0
+	for until := time.Now().Add(patience); same < long; same++ {
+		if time.Now().After(until) {
+			d.t.Fatalf("the number of tapird's descriptors does not settle; it is %d", got)
+		}
+		time.Sleep(20 * time.Millisecond)
+		if now := d.fds(); now != got {
+			got, same = now, 0
+		}
+	}
+	return got
+}
+
 func countFDs(t testing.TB, pid int) int {
 	t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))

@@ -63,7 +63,7 @@ func TestRefusals(t *testing.T) {
 	for _, text := range tokens(t) {
 		mineToken = strings.TrimSpace(text)
 	}
-	before := d.fds()
+	before := d.idleFDs()
 	for _, tt := range []struct {
 		name string
 		asking
@@ -146,7 +146,7 @@ func TestMalformedRequests(t *testing.T) {
 	n := newNode(t)
 	d := n.tapird("--timeout", "300ms")
 	raw(t, "\n")
-	before := d.fds()
+	before := d.idleFDs()
 	for _, tt := range []struct {
 		text string
 		code client.Code
@@ -179,7 +179,7 @@ func TestOverload(t *testing.T) {
 	d := n.tapird("--max-peers", "4")
 	pod := n.add(`"queues": 1`)
 	ask(t, asking{Request: pod.request(0)}).end()
-	before := d.fds()
+	before := d.idleFDs()
 	var silent []net.Conn
 	for range 4 {
 		conn, err := net.Dial("unix", client.DefaultSocket)
