@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -17,6 +18,9 @@ import (
 
 // Timeout bounds one [Client.Queues] whose context has no deadline.
 const Timeout = 10 * time.Second
+
+// maxToken bounds a token's file, in bytes.
+const maxToken = 128
 
 // retryEvery is the pause before tapird is asked again.
 const retryEvery = 50 * time.Millisecond
@@ -52,14 +56,33 @@ func (c Client) Queues(ctx context.Context, r Request) (*Queues, error) {
 	q, err := c.patiently(ctx, r)
 	var refused *Error
 	if r.Token == "" && errors.As(err, &refused) && refused.Code == TokenRequired {
-		token, readErr := os.ReadFile(refused.TokenFile)
-		if readErr != nil {
+		var readErr error
+		if r.Token, readErr = readToken(refused.TokenFile); readErr != nil {
 			return nil, fmt.Errorf("%w; %w", err, readErr)
 		}
-		r.Token = strings.TrimSpace(string(token))
 		q, err = c.patiently(ctx, r)
 	}
 	return q, err
+}
+
+// readToken reads a token's file, and nothing else that whoever listens at the socket may name.
+func readToken(path string) (string, error) {
+	if filepath.Base(filepath.Dir(path)) != "tokens" {
+		return "", fmt.Errorf("token file: want one in a folder \"tokens\", got %q", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	if err != nil {
+		return "", err
+	}
+	if len(text) > maxToken {
+		return "", fmt.Errorf("token file %q: want at most %d bytes", path, maxToken)
+	}
+	return strings.TrimSpace(string(text)), nil
 }
 
 // patiently asks again while another try may have another answer: nothing was handed over, and tapird keeps nothing of it.

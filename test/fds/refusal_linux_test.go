@@ -170,7 +170,24 @@ func TestMalformedRequests(t *testing.T) {
 			t.Errorf("%.60q: want %s and %q, got %+v", tt.text, tt.code, tt.want, got)
 		}
 	}
+	sendDescriptors(t)
 	d.wantFDs(before)
+}
+
+// sendDescriptors sends a request with descriptors, which nobody asked for.
+func sendDescriptors(t testing.TB) {
+	t.Helper()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: client.DefaultSocket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, _, err := conn.WriteMsgUnix([]byte("{}\n"), unix.UnixRights(0, 1, 2), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(conn).ReadBytes('\n'); err != nil {
+		t.Error(err)
+	}
 }
 
 // Silent peers are refused above the bound, and the others served again once they have gone.
