@@ -144,7 +144,7 @@ func raw(t testing.TB, text string) client.Error {
 // What no launcher sends.
 func TestMalformedRequests(t *testing.T) {
 	n := newNode(t)
-	d := n.tapird("--timeout", "300ms")
+	d := n.tapird("--timeout", "1s")
 	raw(t, "\n")
 	before := d.idleFDs()
 	for _, tt := range []struct {
