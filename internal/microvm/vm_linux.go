@@ -85,8 +85,9 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 	vm.Event, err = vm.console.waitForEvent(ctx)
 	vm.BootTime = time.Since(start)
 	if err != nil {
+		stopErr := vm.Stop() // first: then all that QEMU said has been read
 		err = vm.explain(fmt.Errorf("boot after %s: %w", vm.BootTime.Round(time.Millisecond), err))
-		return nil, errors.Join(err, vm.Stop())
+		return nil, errors.Join(err, stopErr)
 	}
 	return vm, nil
 }

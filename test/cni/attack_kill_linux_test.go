@@ -21,11 +21,15 @@ func TestAddAfterKilledAdd(t *testing.T) {
 	takes := time.Since(start)
 	p.works("DEL", nil)
 	pending := 0
-	for range 100 {
+	for i := range 100 {
 		cmd := exec.Command(filepath.Join(os.Getenv(binDirEnv), "tapir"))
 		cmd.Env, cmd.Stdin = p.env("ADD"), bytes.NewReader(marshal(t, c))
 		n.start(cmd)
-		time.Sleep(rand.N(takes))
+		if i%2 == 0 {
+			time.Sleep(rand.N(takes))
+		} else {
+			n.waitForPending(4 * takes)
+		}
 		kill(cmd)
 		record := strings.Join(n.stateLines(), "\n")
 		if strings.Contains(record, "(ready)") {
@@ -46,5 +50,14 @@ func TestAddAfterKilledAdd(t *testing.T) {
 	}
 	if pending < 3 {
 		t.Errorf("only %d kills met an ADD with a pending record: the test shows nothing", pending)
+	}
+}
+
+// waitForPending returns as soon as the state has a pending record, or after the time in which an ADD is long over.
+func (n *node) waitForPending(atMost time.Duration) {
+	for end := time.Now().Add(atMost); time.Now().Before(end); {
+		if strings.Contains(strings.Join(n.stateLines(), "\n"), "(pending)") {
+			return
+		}
 	}
 }
