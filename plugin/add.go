@@ -54,6 +54,9 @@ func (p *plugin) add(args *skel.CmdArgs) (err error) {
 			rec, err = p.addHeld(ctx, store, plan, netns)
 		}
 	}
+	for tries := 0; errors.Is(err, errUnpinned) && tries < maxUnpinned; tries++ {
+		rec, err = p.addHeld(ctx, store, plan, netns)
+	}
 	if err != nil {
 		return fmt.Errorf("add %s: %w", plan.Key, err)
 	}
@@ -170,6 +173,9 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 		if err := release(); err != nil {
 			return err
 		}
+		if !progs.Pinned() {
+			return withCode(types.ErrTryAgainLater, errUnpinned)
+		}
 		if err := refuseDuplicate(tx, rec); err != nil {
 			return err
 		}
@@ -217,6 +223,13 @@ func refuseExisting(tx *state.Tx, key state.Key) error {
 	}
 	return withCode(CodeBusy, fmt.Errorf("the attachment exists since %s (%s); DEL it first", old.Created.Format(time.RFC3339), old.Status))
 }
+
+// errUnpinned is of programs that a clean-up took away after they were opened. It does so in a transaction of the state, so that what
+// is there in one stays for the attachment that it records.
+var errUnpinned = errors.New("a clean-up has unpinned the programs meanwhile; ADD again")
+
+// maxUnpinned bounds how often an ADD begins anew for clean-ups.
+const maxUnpinned = 3
 
 // errUnfinished is of a record whose ADD did not finish. Who has the attachment's hold knows that nobody makes it any more.
 var errUnfinished = errors.New("an earlier ADD of the attachment did not finish")

@@ -42,6 +42,7 @@ var Digest = sync.OnceValue(func() string {
 type Programs struct {
 	dir    string // the version's own
 	digest string
+	pin    uint64 // inode of map endpoints' pin
 
 	mu        sync.Mutex
 	endpoints *ebpf.Map
@@ -61,12 +62,29 @@ func OpenVersion(dir, digest string) (*Programs, error) {
 		return nil, fmt.Errorf("open programs in %q: %q is no version", dir, digest)
 	}
 	p := &Programs{dir: filepath.Join(dir, versionPrefix+digest), digest: digest, programs: make(map[Role]*ebpf.Program)}
+	p.pin = p.pinInode() // before the map is opened: pins that are replaced in between are then not taken for these
 	m, err := ebpf.LoadPinnedMap(filepath.Join(p.dir, redirectMapEndpoints), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open programs in %q: %w", p.dir, err)
 	}
 	p.endpoints = m
 	return p, nil
+}
+
+// Pinned reports whether what was opened is what is pinned: a clean-up may have unpinned it since, and another process
+// pinned its like.
+func (p *Programs) Pinned() bool {
+	now := p.pinInode()
+	return now != 0 && now == p.pin
+}
+
+// pinInode is the inode of map endpoints' pin, which bpffs does not use twice; 0 where there is none.
+func (p *Programs) pinInode() uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(p.dir, redirectMapEndpoints), &st); err != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 // Versions lists the digests of the programs that are pinned in dir, sorted; none where dir does not exist.
