@@ -23,7 +23,7 @@ const (
 	codeUnavailable uint = 50  // STATUS: this node can serve no ADD
 )
 
-// coded is an error that carries its CNI code; the deepest one in a chain decides.
+// coded is an error that carries its CNI code; the outermost one in a chain decides.
 type coded struct {
 	code uint
 	err  error
