@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
 // floorGroup is the IFLA_GROUP of the devices that groupDelete makes.
@@ -22,7 +24,7 @@ func groupDelete(path string) (took time.Duration, err error) {
 		return 0, err
 	}
 	defer unix.Close(home)
-	err = in(path, func() (failed error) {
+	err = node.In(path, func() (failed error) {
 		if failed = createPair(home); failed != nil {
 			return failed
 		}

@@ -10,6 +10,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
+
+	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
 const (
@@ -94,7 +96,7 @@ func proveFrames(stdout []byte, netns string, queues int) error {
 	if err != nil {
 		return err
 	}
-	return in(netns, func() error {
+	return node.In(netns, func() error {
 		if err := g.open(); err != nil {
 			return err
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
 // warmUp rounds are made and not counted.
@@ -14,7 +16,7 @@ const pause = 5 * time.Millisecond
 
 // measureLatency runs the rounds: each calls every variant's ADD and DEL once, in random order, and deletes a TAP and
 // a veth pair by hand.
-func measureLatency(n *node, o options, chosen variants, report *Report) error {
+func measureLatency(n *node.Node, o options, chosen variants, report *Report) error {
 	undo, err := hold(n, o, chosen, report)
 	if err != nil {
 		return err
@@ -43,13 +45,13 @@ func measureLatency(n *node, o options, chosen variants, report *Report) error {
 // hold makes the attachments that stay meanwhile, as on a node that already runs pods, so that what the first ADD of a node
 // sets up (tapir loads its BPF programs, bridge makes its bridge) and the last DEL takes down is not counted. It gives the
 // calls that undo them.
-func hold(n *node, o options, chosen variants, report *Report) ([]call, error) {
+func hold(n *node.Node, o options, chosen variants, report *Report) ([]call, error) {
 	var undo []call
 	for _, v := range chosen {
 		row := &Row{Name: v.name}
 		report.Rows = append(report.Rows, row)
 		for i := range o.held {
-			netns, err := n.newNetns()
+			netns, err := n.NewNetns()
 			if err != nil {
 				return nil, err
 			}
@@ -68,8 +70,8 @@ func hold(n *node, o options, chosen variants, report *Report) ([]call, error) {
 
 // measureRound adds one sample of everything to the report. Its order has the variants' indexes, and one beyond for the
 // kernel alone.
-func measureRound(n *node, chosen variants, id string, order []int, report *Report) error {
-	sandboxes, err := n.newNetnses(len(order))
+func measureRound(n *node.Node, chosen variants, id string, order []int, report *Report) error {
+	sandboxes, err := n.NewNetnses(len(order))
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
 type options struct {
@@ -82,10 +84,10 @@ func (o *options) check() error {
 }
 
 func run(o options) error {
-	if !inside() {
-		return reexec()
+	if !node.Inside() {
+		return node.Reexec()
 	}
-	node, err := newNode()
+	n, err := node.New()
 	if err != nil {
 		return fmt.Errorf("set up the node: %w", err)
 	}
@@ -94,16 +96,16 @@ func run(o options) error {
 		return err
 	}
 	report := &Report{Rounds: o.rounds}
-	if err := measureLatency(node, o, chosen, report); err != nil {
+	if err := measureLatency(n, o, chosen, report); err != nil {
 		return err
 	}
 	if chosen.has("tapir") {
-		if err := measureTrace(node, o, report); err != nil {
+		if err := measureTrace(n, o, report); err != nil {
 			return fmt.Errorf("trace: %w", err)
 		}
 	}
 	if chosen.has("tapir") && chosen.has("tap") {
-		if err := measureMemory(node, o, report); err != nil {
+		if err := measureMemory(n, o, report); err != nil {
 			return fmt.Errorf("kernel memory: %w", err)
 		}
 	}

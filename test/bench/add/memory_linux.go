@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tapir-cni/tapir/test/bench/goal"
+	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
 const (
@@ -20,7 +23,7 @@ const (
 
 // measureMemory makes a number of 4-queue TAPs with tapir and with the tap plugin, in turn, and takes what the kernel's
 // unreclaimable slab grew by for each: of tapir's, the veth pair, routes and programs' entries are in it.
-func measureMemory(n *node, o options, report *Report) error {
+func measureMemory(n *node.Node, o options, report *Report) error {
 	all := allVariants(o)
 	grown := make(map[string][]float64)
 	names := []string{"tapir", "tap"}
@@ -36,14 +39,14 @@ func measureMemory(n *node, o options, report *Report) error {
 	}
 	report.Memory = &Memory{
 		Queues: memoryQueues, Devices: o.devices,
-		TapirKB: medianFloat(grown["tapir"]), TapKB: medianFloat(grown["tap"]),
+		TapirKB: goal.Sample(grown["tapir"]).Median(), TapKB: goal.Sample(grown["tap"]).Median(),
 	}
 	return nil
 }
 
 // growth is the slab's growth in kB per device.
-func growth(n *node, v variant, round, devices int) (perDevice float64, err error) {
-	sandboxes, err := n.newNetnses(devices + 1)
+func growth(n *node.Node, v variant, round, devices int) (perDevice float64, err error) {
+	sandboxes, err := n.NewNetnses(devices + 1)
 	if err != nil {
 		return 0, err
 	}

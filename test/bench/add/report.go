@@ -5,20 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"text/tabwriter"
 	"time"
+
+	"github.com/tapir-cni/tapir/test/bench/goal"
 )
 
 // Report is what the benchmark measured; its JSON is the output of -o json, durations in microseconds.
 type Report struct {
-	Rounds  int     `json:"rounds"`
-	Rows    []*Row  `json:"plugins"`
-	Floor   Series  `json:"kernelDelFloor"`
-	Version Series  `json:"tapirVersion"`
-	Memory  *Memory `json:"kernelMemory,omitempty"`
-	Trace   *Trace  `json:"trace,omitempty"`
-	Goals   []Goal  `json:"goals"`
+	Rounds  int         `json:"rounds"`
+	Rows    []*Row      `json:"plugins"`
+	Floor   Series      `json:"kernelDelFloor"`
+	Version Series      `json:"tapirVersion"`
+	Memory  *Memory     `json:"kernelMemory,omitempty"`
+	Trace   *Trace      `json:"trace,omitempty"`
+	Goals   []goal.Goal `json:"goals"`
 }
 
 // Row is one plugin's latencies.
@@ -87,29 +88,14 @@ func (s Series) summary() summary {
 
 // quantile is the q-quantile of the samples by linear interpolation; 0 where there are none.
 func (s Series) quantile(q float64) time.Duration {
-	if len(s.Samples) == 0 {
-		return 0
+	values := make(goal.Sample, len(s.Samples))
+	for i, d := range s.Samples {
+		values[i] = float64(d)
 	}
-	sorted := slices.Sorted(slices.Values(s.Samples))
-	position := q * float64(len(sorted)-1)
-	below := int(position)
-	if below == len(sorted)-1 {
-		return sorted[below]
-	}
-	part := position - float64(below)
-	return sorted[below] + time.Duration(part*float64(sorted[below+1]-sorted[below]))
+	return time.Duration(values.Quantile(q))
 }
 
 func (s Series) median() time.Duration { return s.quantile(0.5) }
-
-func medianFloat(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	if n == 0 {
-		return 0
-	}
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
-}
 
 func (r *Report) row(name string) *Row {
 	for _, row := range r.Rows {
@@ -153,10 +139,7 @@ func (r *Report) writeText(w io.Writer) error {
 		}
 	}
 	fmt.Fprintln(w)
-	for _, goal := range r.Goals {
-		fmt.Fprintln(w, goal)
-	}
-	return nil
+	return goal.Write(w, r.Goals)
 }
 
 // ratios are tapir's medians over the row's, of tapir with masquerade for a row with it; empty for tapir itself.

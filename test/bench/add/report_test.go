@@ -18,24 +18,6 @@ func series(ms ...float64) Series {
 	return s
 }
 
-func TestQuantilesInterpolate(t *testing.T) {
-	for _, tt := range []struct {
-		s    Series
-		q    float64
-		want time.Duration
-	}{
-		{series(), 0.5, 0},
-		{series(3), 0.5, 3 * time.Millisecond},
-		{series(4, 1, 3, 2), 0.5, 2500 * time.Microsecond},
-		{series(5, 1, 3, 2, 4), 0.25, 2 * time.Millisecond},
-		{series(5, 1, 3, 2, 4), 1, 5 * time.Millisecond},
-	} {
-		if got := tt.s.quantile(tt.q); got != tt.want {
-			t.Errorf("%.2f-quantile of %v: want %s, got %s", tt.q, tt.s.Samples, tt.want, got)
-		}
-	}
-}
-
 func TestGoalsCompareMediansAndSayWhichAreShort(t *testing.T) {
 	r := &Report{
 		Rows: []*Row{

@@ -5,15 +5,17 @@ import (
 	"regexp"
 	"strconv"
 	"time"
+
+	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
 // traceLine is one phase on tapir's standard error under TAPIR_TRACE; see package internal/trace.
 var traceLine = regexp.MustCompile(`(?m)^tapir trace: (.+) (\d+)us$`)
 
 // measureTrace runs ADD and DEL of tapir with the trace on, apart from the timed rounds.
-func measureTrace(n *node, o options, report *Report) error {
+func measureTrace(n *node.Node, o options, report *Report) error {
 	v, _ := allVariants(o).find("tapir")
-	stay, err := n.newNetns()
+	stay, err := n.NewNetns()
 	if err != nil {
 		return err
 	}
@@ -29,10 +31,10 @@ func measureTrace(n *node, o options, report *Report) error {
 	return err
 }
 
-func traceRounds(n *node, v variant, rounds int) (*Trace, error) {
+func traceRounds(n *node.Node, v variant, rounds int) (*Trace, error) {
 	var add, del phases
 	for round := range warmUp + rounds {
-		netns, err := n.newNetns()
+		netns, err := n.NewNetns()
 		if err != nil {
 			return nil, err
 		}

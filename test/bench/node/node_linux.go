@@ -1,4 +1,6 @@
-package main
+// Package node gives a benchmark a node of its own: a command re-executed in new network and mount namespaces, which the
+// kernel takes apart when it ends. Nothing is made in the machine's own.
+package node
 
 import (
 	"errors"
@@ -20,8 +22,8 @@ const insideEnv = "TAPIR_BENCH_NODE"
 // insideNew is insideEnv's value for the process whose namespaces are new and bare.
 const insideNew = "set-up"
 
-// inside says whether this process is in namespaces of its own.
-func inside() bool {
+// Inside says whether this process is in namespaces of its own.
+func Inside() bool {
 	if os.Getenv(insideEnv) != insideNew {
 		return false
 	}
@@ -34,8 +36,8 @@ func inside() bool {
 	return err == nil && own != parents
 }
 
-// reexec runs this command again in new network and mount namespaces, and ends as it ends.
-func reexec() error {
+// Reexec runs this command again in new network and mount namespaces, and ends as it ends.
+func Reexec() error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root can make network namespaces")
 	}
@@ -51,16 +53,16 @@ func reexec() error {
 	return err
 }
 
-// A node is the host's side of the benchmark.
-type node struct {
+// A Node is the host's side of the benchmark.
+type Node struct {
 	count int // netns made so far
 }
 
 const netnsDir = "/run/netns"
 
-// newNode furnishes the namespaces that the process is in: own /sys, bpffs and /run, lo up, and an uplink with the
+// New furnishes the namespaces that the process is in: own /sys, bpffs and /run, lo up, and an uplink with the
 // default route, since plugins look for one.
-func newNode() (*node, error) {
+func New() (*Node, error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("make mounts private: %w", err)
 	}
@@ -72,8 +74,8 @@ func newNode() (*node, error) {
 	if err := os.Mkdir(netnsDir, 0o755); err != nil {
 		return nil, err
 	}
-	n := &node{}
-	world, err := n.newNetns()
+	n := &Node{}
+	world, err := n.NewNetns()
 	if err != nil {
 		return nil, err
 	}
@@ -120,9 +122,9 @@ func setUp(name string) error {
 	return nil
 }
 
-// newNetns makes a network namespace as a runtime does, lo down, and gives its path. It stays until the process ends:
+// NewNetns makes a network namespace as a runtime does, lo down, and gives its path. It stays until the process ends:
 // taking one apart costs the kernel time that the next measurement would pay.
-func (n *node) newNetns() (string, error) {
+func (n *Node) NewNetns() (string, error) {
 	n.count++
 	path := filepath.Join(netnsDir, fmt.Sprintf("s%d", n.count))
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
@@ -145,11 +147,11 @@ func (n *node) newNetns() (string, error) {
 	return path, nil
 }
 
-// newNetnses makes several.
-func (n *node) newNetnses(count int) ([]string, error) {
+// NewNetnses makes several.
+func (n *Node) NewNetnses(count int) ([]string, error) {
 	paths := make([]string, count)
 	for i := range paths {
-		path, err := n.newNetns()
+		path, err := n.NewNetns()
 		if err != nil {
 			return nil, err
 		}
@@ -158,8 +160,8 @@ func (n *node) newNetnses(count int) ([]string, error) {
 	return paths, nil
 }
 
-// in runs f on a thread that is in the netns at path and ends with it.
-func in(path string, f func() error) error {
+// In runs f on a thread that is in the netns at path and ends with it.
+func In(path string, f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked
