@@ -51,6 +51,12 @@ type Config struct {
 	Machine  Machine       // default: MicroVM under KVM, Q35 under TCG
 	Source   GuestSource   // default: NetworkConfig
 	Timeout  time.Duration // for the boot; default: 60 s
+
+	// Launcher is what QEMU is started by, "tapirctl exec --" say: the words before QEMU's own. It runs in Netns, and [VM.Stop] kills it
+	// alone: what stays QEMU's parent must see to its end.
+	Launcher []string
+	// Netdev is the value of QEMU's -netdev, with "id=net0". Default: what opens the Guest's TAP by name.
+	Netdev string
 }
 
 // VM is a running microVM. Stop it.
@@ -73,7 +79,7 @@ func Start(ctx context.Context, c Config) (*VM, error) {
 		return nil, fmt.Errorf("microVM %s: %w", c.Name, err)
 	}
 	defer closeAll(files)
-	vm := &VM{name: c.Name, cmdline: append([]string{qemuBinary}, args...)}
+	vm := &VM{name: c.Name, cmdline: slices.Concat(c.Launcher, []string{qemuBinary}, args)}
 	start := time.Now()
 	vm.process, err = startProcess(c.Netns, vm.cmdline, files)
 	if err != nil {
@@ -132,6 +138,9 @@ func (c *Config) qemuArgs() ([]string, []*os.File, error) {
 	net, err := c.Guest.QEMU(guestconfig.QEMUOptions{Bus: bus})
 	if err != nil {
 		return nil, nil, err
+	}
+	if at := slices.Index(net, "-netdev"); c.Netdev != "" {
+		net[at+1] = c.Netdev
 	}
 	boot := []string{"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "mitigations=off", "random.trust_cpu=on", "rdinit=/init"}
 	if c.Machine == MicroVM && c.Accel == TCG {
@@ -209,7 +218,7 @@ func (c *Config) initrd(networkConfig []byte) (*os.File, error) {
 // CommandLine is QEMU's, as it was started.
 func (vm *VM) CommandLine() []string { return slices.Clone(vm.cmdline) }
 
-// Pid is QEMU's process.
+// Pid is QEMU's process, or the Launcher's where that stays.
 func (vm *VM) Pid() int { return vm.process.cmd.Process.Pid }
 
 // Console is what the guest's kernel and QEMU have said so far, the last 64 KiB of it.

@@ -9,4 +9,4 @@ import (
 	"github.com/tapir-cni/tapir/internal/microvm/vmtest"
 )
 
-func TestMain(m *testing.M) { vmtest.Main(m, "tapir", "tapir-ipam", "tapirctl") }
+func TestMain(m *testing.M) { vmtest.Main(m, "tapir", "tapir-ipam", "tapirctl", "tapird") }

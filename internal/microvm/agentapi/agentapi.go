@@ -108,6 +108,7 @@ type Offloads struct {
 type Counters struct {
 	Link map[string]uint64 `json:"link"` // /sys/class/net/<card>/statistics
 	SNMP map[string]uint64 `json:"snmp"` // "Ip.FragCreates" and so on, of /proc/net/snmp and snmp6
+	Card map[string]uint64 `json:"card"` // the driver's own, "rx_queue_0_packets" and so on, as "ethtool -S" has them
 }
 
 // SendArgs are raw frames to send on the guest's card.

@@ -13,8 +13,9 @@ import (
 	"github.com/tapir-cni/tapir/internal/microvm/agentapi"
 )
 
-// ethSSFeatures is ETH_SS_FEATURES, the string set of feature names (include/uapi/linux/ethtool.h).
+// The string sets of statistics and of feature names (include/uapi/linux/ethtool.h).
 const (
+	ethSSStats      = 1
 	ethSSFeatures   = 4
 	ethGStringLen   = 32
 	featureBlockLen = 32 // bits in each block of ETHTOOL_GFEATURES
@@ -54,26 +55,48 @@ func channels(card string) (int, error) {
 }
 
 // featureNames are the kernel's names of features, by bit.
-func featureNames(card string) ([]string, error) {
+func featureNames(card string) ([]string, error) { return stringSet(card, ethSSFeatures) }
+
+// stringSet gives the names of a string set, by their number.
+func stringSet(card string, set uint32) ([]string, error) {
 	info := make([]byte, 4+4+8+4) // struct ethtool_sset_info with one count
 	binary.NativeEndian.PutUint32(info, unix.ETHTOOL_GSSET_INFO)
-	binary.NativeEndian.PutUint64(info[8:], 1<<ethSSFeatures)
+	binary.NativeEndian.PutUint64(info[8:], 1<<set)
 	if err := ethtool(card, info); err != nil {
-		return nil, fmt.Errorf("ask %s for the number of features: %w", card, err)
+		return nil, fmt.Errorf("ask %s for the length of string set %d: %w", card, set, err)
 	}
 	n := int(binary.NativeEndian.Uint32(info[16:]))
 	data := make([]byte, 12+n*ethGStringLen) // struct ethtool_gstrings
 	binary.NativeEndian.PutUint32(data, unix.ETHTOOL_GSTRINGS)
-	binary.NativeEndian.PutUint32(data[4:], ethSSFeatures)
+	binary.NativeEndian.PutUint32(data[4:], set)
 	binary.NativeEndian.PutUint32(data[8:], uint32(n))
 	if err := ethtool(card, data); err != nil {
-		return nil, fmt.Errorf("ask %s for the names of features: %w", card, err)
+		return nil, fmt.Errorf("ask %s for string set %d: %w", card, set, err)
 	}
 	names := make([]string, n)
 	for i := range names {
 		names[i] = unix.ByteSliceToString(data[12+i*ethGStringLen:][:ethGStringLen])
 	}
 	return names, nil
+}
+
+// statistics are the driver's own counters, which for virtio_net are those of each queue.
+func statistics(card string) (map[string]uint64, error) {
+	names, err := stringSet(card, ethSSStats)
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, 8+8*len(names)) // struct ethtool_stats
+	binary.NativeEndian.PutUint32(data, unix.ETHTOOL_GSTATS)
+	binary.NativeEndian.PutUint32(data[4:], uint32(len(names)))
+	if err := ethtool(card, data); err != nil {
+		return nil, fmt.Errorf("ask %s for its statistics: %w", card, err)
+	}
+	all := make(map[string]uint64, len(names))
+	for i, name := range names {
+		all[name] = binary.NativeEndian.Uint64(data[8+8*i:])
+	}
+	return all, nil
 }
 
 // offloads sets features by name and gives those that are active then. A wish that the card does not follow is an error:

@@ -69,6 +69,10 @@ func readCounters(card string) (agentapi.Counters, error) {
 	if err := readStatistics("/sys/class/net/"+card+"/statistics", c.Link); err != nil {
 		return c, err
 	}
+	var err error
+	if c.Card, err = statistics(card); err != nil {
+		return c, err
+	}
 	snmp, err := os.ReadFile("/proc/net/snmp")
 	if err != nil {
 		return c, err
