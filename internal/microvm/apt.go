@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// newestKernelPackage asks apt for the series' newest cloud kernel, reading the package lists anew where they name none.
-func newestKernelPackage(ctx context.Context, series Series, progress func(string)) (string, error) {
+// NewestKernelPackage asks apt for the name of the series' newest cloud kernel, reading the package lists anew where they name none.
+func NewestKernelPackage(ctx context.Context, series Series, progress func(string)) (string, error) {
 	if series != Series61 && series != Series612 {
 		return "", fmt.Errorf("kernel series: want %q or %q, got %q", Series61, Series612, series)
 	}
@@ -35,21 +35,27 @@ func newestKernelPackage(ctx context.Context, series Series, progress func(strin
 
 // newest picks the newest package out of apt-cache's "name - description" lines.
 func newest(list string, series Series) (string, bool) {
-	pattern := packagePattern(series)
 	var names []string
 	for line := range strings.Lines(list) {
-		if name, _, ok := strings.Cut(line, " - "); ok && pattern.MatchString(name) {
+		if name, _, ok := strings.Cut(line, " - "); ok {
 			names = append(names, name)
 		}
 	}
+	return LatestKernel(names, series)
+}
+
+// LatestKernel gives the newest of those names that are kernel packages of the series.
+func LatestKernel(names []string, series Series) (string, bool) {
+	pattern := packagePattern(series)
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !pattern.MatchString(name) })
 	if len(names) == 0 {
 		return "", false
 	}
 	return slices.MaxFunc(names, compareVersions), true
 }
 
-// downloadPackage has apt-get put the package, whose hash it checks, into dir. Stale lists are read anew once.
-func downloadPackage(ctx context.Context, dir, name string) error {
+// DownloadPackage has apt-get put the package, whose hash it checks, into dir. Stale lists are read anew once.
+func DownloadPackage(ctx context.Context, dir, name string) error {
 	download := func() error {
 		_, err := run(ctx, dir, "apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", name)
 		return err

@@ -6,10 +6,10 @@ import (
 	"io/fs"
 )
 
-// cpioWriter writes an archive in the "newc" format, which the kernel unpacks as an initramfs
+// CPIO writes an archive in the "newc" format, which the kernel unpacks as an initramfs
 // (Documentation/driver-api/early-userspace/buffer-format.rst). Several archives, one after the other, are unpacked in
 // turn, so that a machine's own files can follow a shared image.
-type cpioWriter struct {
+type CPIO struct {
 	w   io.Writer
 	ino int
 	err error
@@ -21,19 +21,24 @@ const (
 	cpioFile = 0o100000
 )
 
-func (c *cpioWriter) dir(name string) { c.entry(name, cpioDir|0o755, nil) }
+// NewCPIO begins an archive on w.
+func NewCPIO(w io.Writer) *CPIO { return &CPIO{w: w} }
 
-func (c *cpioWriter) file(name string, perm fs.FileMode, data []byte) {
+// Dir adds a directory; its parent must have been added before.
+func (c *CPIO) Dir(name string) { c.entry(name, cpioDir|0o755, nil) }
+
+// File adds a file.
+func (c *CPIO) File(name string, perm fs.FileMode, data []byte) {
 	c.entry(name, cpioFile|uint32(perm.Perm()), data)
 }
 
-// close writes the trailer and gives the first error of all.
-func (c *cpioWriter) close() error {
+// Close writes the trailer and gives the first error of all.
+func (c *CPIO) Close() error {
 	c.entry("TRAILER!!!", 0, nil)
 	return c.err
 }
 
-func (c *cpioWriter) entry(name string, mode uint32, data []byte) {
+func (c *CPIO) entry(name string, mode uint32, data []byte) {
 	c.ino++
 	nlink := 1
 	if mode&cpioDir == cpioDir {
@@ -47,7 +52,7 @@ func (c *cpioWriter) entry(name string, mode uint32, data []byte) {
 }
 
 // padded writes b and zeros up to a multiple of four. Each part starts at one.
-func (c *cpioWriter) padded(b []byte) {
+func (c *CPIO) padded(b []byte) {
 	if c.err != nil {
 		return
 	}

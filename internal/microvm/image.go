@@ -56,7 +56,7 @@ func EnsureImage(ctx context.Context, o ImageOptions, progress func(string)) (Im
 	if err := os.MkdirAll(o.CacheDir, 0o755); err != nil {
 		return Image{}, err
 	}
-	unlock, err := lockCache(ctx, o.CacheDir, progress)
+	unlock, err := LockCache(ctx, o.CacheDir, progress)
 	if err != nil {
 		return Image{}, err
 	}
@@ -84,8 +84,8 @@ func EnsureImage(ctx context.Context, o ImageOptions, progress func(string)) (Im
 	return img, writeImage(img.Initrd, initrd)
 }
 
-// lockCache waits until no other process fills the cache: two apt-get update at once would fail each other.
-func lockCache(ctx context.Context, dir string, progress func(string)) (unlock func(), err error) {
+// LockCache waits until no other process fills the cache: two apt-get update at once would fail each other.
+func LockCache(ctx context.Context, dir string, progress func(string)) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
@@ -143,20 +143,20 @@ func buildInitramfs(k kernel, o ImageOptions) ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	c := &cpioWriter{w: &b}
+	c := NewCPIO(&b)
 	for _, dir := range []string{"bin", "modules", "proc", "sys", "dev", "tmp", "run", "etc"} {
-		c.dir(dir)
+		c.Dir(dir)
 	}
-	c.file("init", 0o755, agent)
-	c.file("bin/busybox", 0o755, busybox)
+	c.File("init", 0o755, agent)
+	c.File("bin/busybox", 0o755, busybox)
 	for i, m := range k.modules {
 		data, err := os.ReadFile(filepath.Join(k.dir, m))
 		if err != nil {
 			return nil, err
 		}
-		c.file(fmt.Sprintf("modules/%02d-%s", i, m), 0o644, data)
+		c.File(fmt.Sprintf("modules/%02d-%s", i, m), 0o644, data)
 	}
-	if err := c.close(); err != nil {
+	if err := c.Close(); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), nil

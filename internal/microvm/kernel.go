@@ -43,7 +43,7 @@ type kernel struct {
 // ensureKernel gives the newest cloud kernel of the series that apt knows, downloading and unpacking its package into
 // cache where it is not there. Without a package list the newest one in the cache serves.
 func ensureKernel(ctx context.Context, cache string, series Series, progress func(string)) (kernel, error) {
-	name, err := newestKernelPackage(ctx, series, progress)
+	name, err := NewestKernelPackage(ctx, series, progress)
 	if ctx.Err() != nil {
 		return kernel{}, ctx.Err()
 	}
@@ -64,7 +64,7 @@ func ensureKernel(ctx context.Context, cache string, series Series, progress fun
 		return kernel{}, err
 	}
 	defer os.RemoveAll(tmp)
-	if err := downloadPackage(ctx, tmp, name); err != nil {
+	if err := DownloadPackage(ctx, tmp, name); err != nil {
 		return kernel{}, err
 	}
 	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))

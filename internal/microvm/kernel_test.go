@@ -38,11 +38,11 @@ func TestArchiveIsOneThatCPIOReads(t *testing.T) {
 	}
 	var b bytes.Buffer
 	for _, name := range []string{"a", "second"} {
-		c := &cpioWriter{w: &b}
-		c.dir("d" + name)
-		c.file("d"+name+"/file", 0o750, []byte("odd length"+name))
-		c.file("d"+name+"/empty", 0o644, nil)
-		if err := c.close(); err != nil {
+		c := NewCPIO(&b)
+		c.Dir("d" + name)
+		c.File("d"+name+"/file", 0o750, []byte("odd length"+name))
+		c.File("d"+name+"/empty", 0o644, nil)
+		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
 		list := exec.Command(cpio, "-tv", "--quiet")

@@ -205,9 +205,9 @@ func (c *Config) initrd(networkConfig []byte) (*os.File, error) {
 	f := os.NewFile(uintptr(fd), "initrd")
 	_, err = f.Write(image)
 	if err == nil && len(networkConfig) > 0 {
-		w := &cpioWriter{w: f}
-		w.file("network-config", 0o644, networkConfig)
-		err = w.close()
+		w := NewCPIO(f)
+		w.File("network-config", 0o644, networkConfig)
+		err = w.Close()
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
