@@ -16,5 +16,8 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == peerArg {
 		os.Exit(peerMain(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == vmmArg {
+		os.Exit(vmmMain(os.Args[2:]))
+	}
 	testnode.MainWithCommands(m, "tapir", "tapirctl", "tapird")
 }
