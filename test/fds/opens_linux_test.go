@@ -173,7 +173,7 @@ func (p *pod) open(t *testing.T, how string, c vmmCase) vmmReport {
 }
 
 // wantQueues asks the driver for each queue that the stand-in opened.
-func (v vmmReport) wantQueues(t *testing.T, way string, pairs int, multiQueue bool) {
+func (r vmmReport) wantQueues(t *testing.T, way string, pairs int, multiQueue bool) {
 	t.Helper()
 	all, err := queueiter.Read()
 	if err != nil {
@@ -181,7 +181,7 @@ func (v vmmReport) wantQueues(t *testing.T, way string, pairs int, multiQueue bo
 	}
 	seen := map[int]bool{}
 	for _, q := range all {
-		i := slices.IndexFunc(q.Holders, func(h queueiter.Holder) bool { return h.PID == v.PID })
+		i := slices.IndexFunc(q.Holders, func(h queueiter.Holder) bool { return h.PID == r.PID })
 		if i < 0 {
 			continue
 		}
@@ -197,31 +197,31 @@ func (v vmmReport) wantQueues(t *testing.T, way string, pairs int, multiQueue bo
 		}
 		seen[q.Index] = true
 	}
-	if len(seen) != pairs || len(v.FDs) != pairs {
-		t.Errorf("want %d queues, got %v of %+v", pairs, seen, v)
+	if len(seen) != pairs || len(r.FDs) != pairs {
+		t.Errorf("want %d queues, got %v of %+v", pairs, seen, r)
 	}
 }
 
 // wantSettings compares what the VMM saw with what it asked for, and what its frames met with that.
-func (v vmmReport) wantSettings(t *testing.T, p *pod, way string, pairs int) {
+func (r vmmReport) wantSettings(t *testing.T, p *pod, way string, pairs int) {
 	t.Helper()
 	for i := range pairs {
-		if asked := cloudHypervisorFlags(pairs); v.Flags[i] != asked || v.VnetHdr[i] != vnetHeader {
-			t.Errorf("queue %d: want the ifreq back with %#x and a header of %d, got %#x and %d", i, asked, vnetHeader, v.Flags[i], v.VnetHdr[i])
+		if asked := cloudHypervisorFlags(pairs); r.Flags[i] != asked || r.VnetHdr[i] != vnetHeader {
+			t.Errorf("queue %d: want the ifreq back with %#x and a header of %d, got %#x and %d", i, asked, vnetHeader, r.Flags[i], r.VnetHdr[i])
 		}
-		if partial := v.Offload&unix.TUN_F_CSUM != 0; v.Passed[i].Partial != partial {
-			t.Errorf("queue %d: the node's checksum came partial %t, want %t for mask %#x", i, v.Passed[i].Partial, partial, v.Offload)
+		if partial := r.Offload&unix.TUN_F_CSUM != 0; r.Passed[i].Partial != partial {
+			t.Errorf("queue %d: the node's checksum came partial %t, want %t for mask %#x", i, r.Passed[i].Partial, partial, r.Offload)
 		}
 	}
 	existed := 0
 	if way == byFDs {
 		existed = pairs
 	}
-	if v.Existed != existed {
-		t.Errorf("TUNSETIFF was EEXIST %d times, want %d", v.Existed, existed)
+	if r.Existed != existed {
+		t.Errorf("TUNSETIFF was EEXIST %d times, want %d", r.Existed, existed)
 	}
-	if v.MTU != 0 && v.MTU != 1400 {
-		t.Errorf("%s: the VMM read MTU %d, want 1400", p.id, v.MTU)
+	if r.MTU != 0 && r.MTU != 1400 {
+		t.Errorf("%s: the VMM read MTU %d, want 1400", p.id, r.MTU)
 	}
 }
 
