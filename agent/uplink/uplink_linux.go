@@ -1,0 +1,230 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/netip"
+
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"golang.org/x/sys/unix"
+)
+
+// Table is the shortcut's map of routes.
+type Table interface {
+	// Routes are the routes of the map with their hops as they stand there.
+	Routes() (map[netip.Prefix]Entry, error)
+	// Uplinks are the ifindexes of the devices that frames may leave by; nil: of any.
+	Uplinks() (map[int]bool, error)
+	// SetHop replaces the hop of a route. One that is gone is [fs.ErrNotExist].
+	SetHop(rt Route, h Hop) error
+	Close() error
+}
+
+// Entry is a route as the map has it.
+type Entry struct {
+	Route
+	Hop
+}
+
+// Config is what an [Uplink] is made of.
+type Config struct {
+	// Open opens the map of routes; where none is pinned yet, the error is [fs.ErrNotExist].
+	Open func() (Table, error)
+	// Dir is the folder of the pins: what changes in it has the map opened and read anew.
+	Dir    string
+	Logger *slog.Logger
+}
+
+// Uplink keeps the routes.
+type Uplink struct {
+	c       Config
+	table   Table // nil: none is pinned
+	uplinks map[int]bool
+	now     map[netip.Prefix]Entry
+}
+
+// New makes an Uplink.
+func New(c Config) *Uplink { return &Uplink{c: c, now: map[netip.Prefix]Entry{}} }
+
+// groups are the events that can change a hop; RTNLGRP_NEXTHOP is there since Linux 5.3.
+var groups = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	unix.RTNLGRP_NEXTHOP,
+}
+
+// Run keeps the routes of the network namespace that it is called in until ctx ends. It begins by making all of them right, and ends
+// by making all of them unusable: nobody would keep them right any more. Frames then take the default path.
+func (u *Uplink) Run(ctx context.Context) error {
+	monitor, err := rtnl.Watch(groups...)
+	if err != nil {
+		return err
+	}
+	conn, err := rtnl.Open()
+	if err != nil {
+		monitor.Close()
+		return err
+	}
+	defer conn.Close()
+	todo := newChanges()
+	pins, err := watchPins(u.c.Dir, func() { todo.add(func(c *change) { c.entries = true }) })
+	if err != nil {
+		monitor.Close()
+		return err
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- receive(monitor, todo) }()
+	go func() { ended <- pins.run() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	todo.add(func(c *change) { c.all, c.entries = true, true })
+	err = u.loop(ctx, conn, todo, ended)
+	monitor.Close()
+	pins.close()
+	if err == nil { // else one of them has ended already
+		<-ended
+	}
+	<-ended
+	return errors.Join(err, u.retire())
+}
+
+// receive notes what rtnetlink says until the monitor is closed.
+func receive(monitor *rtnl.Monitor, todo *changes) error {
+	for {
+		msgs, err := monitor.Receive()
+		switch {
+		case errors.Is(err, rtnl.ErrLost):
+			todo.add(func(c *change) { c.all = true })
+			continue
+		case err != nil:
+			return err
+		}
+		todo.add(func(c *change) {
+			for _, m := range msgs {
+				c.note(m)
+			}
+		})
+	}
+}
+
+func (u *Uplink) loop(ctx context.Context, conn *rtnl.Conn, todo *changes, ended <-chan error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			return err
+		case <-todo.C:
+		}
+		if err := u.apply(conn, todo.take()); err != nil {
+			u.c.Logger.Warn("could not bring all routes of the shortcut up to date", "error", err)
+		}
+	}
+}
+
+// apply brings the routes up to date that a change may touch.
+func (u *Uplink) apply(conn *rtnl.Conn, c change) error {
+	fresh := map[netip.Prefix]bool{}
+	if c.entries || c.all {
+		if err := u.read(fresh); err != nil {
+			return err
+		}
+	}
+	r := &resolver{conn: conn, uplinks: u.uplinks, routed: map[int][]routed{}}
+	var errs []error
+	for prefix, e := range u.now {
+		if !fresh[prefix] && !c.touches(e.Route, e.Hop) {
+			continue
+		}
+		h, ask, err := r.hop(e.Route)
+		if err != nil {
+			// Who cannot tell whether a hop is right does not leave it in use.
+			h = Hop{Dev: e.Hop.Dev, Why: err.Error()}
+			errs = append(errs, err)
+		}
+		errs = append(errs, u.set(e, h))
+		// One that vanished unanswered is asked for again when the node itself wants to send to it.
+		if ask && (h.Usable || e.Hop.Usable || fresh[prefix] || c.all || !c.neighbours[e.Via]) {
+			errs = append(errs, conn.UseNeighbour(h.Dev, e.Via))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// read reads the map's routes, and puts those that are new or changed hands into fresh.
+func (u *Uplink) read(fresh map[netip.Prefix]bool) error {
+	if u.table != nil {
+		_ = u.table.Close() // the pins may be others by now
+		u.table = nil
+	}
+	table, err := u.c.Open()
+	if errors.Is(err, fs.ErrNotExist) {
+		u.now = map[netip.Prefix]Entry{}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	u.table = table
+	entries, err := table.Routes()
+	if err != nil {
+		return err
+	}
+	uplinks, err := table.Uplinks()
+	if err != nil {
+		return err
+	}
+	others := !maps.Equal(uplinks, u.uplinks)
+	u.uplinks = uplinks
+	for prefix, e := range entries {
+		old, ok := u.now[prefix]
+		if fresh[prefix] = !ok || others || old.Route != e.Route || !old.Hop.Equal(e.Hop); !fresh[prefix] {
+			entries[prefix] = old // which knows why
+		}
+	}
+	u.now = entries
+	return nil
+}
+
+// set writes a hop into the map where frames would take another way by it.
+func (u *Uplink) set(e Entry, h Hop) error {
+	said := e.Hop.Equal(h) && e.Hop.Why == h.Why
+	if !e.Hop.Equal(h) {
+		err := u.table.SetHop(e.Route, h)
+		if errors.Is(err, fs.ErrNotExist) {
+			delete(u.now, e.Prefix)
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("route %s: %w", e.Prefix, err)
+		}
+	}
+	u.now[e.Prefix] = Entry{e.Route, h}
+	if said {
+		return nil
+	}
+	if h.Usable {
+		u.c.Logger.Info("a route of the shortcut is usable", "prefix", e.Prefix, "via", e.Via, "ifindex", h.Dev, "mac", h.MAC, "mtu", h.MTU)
+	} else {
+		u.c.Logger.Info("a route of the shortcut is not usable", "prefix", e.Prefix, "via", e.Via, "why", h.Why)
+	}
+	return nil
+}
+
+// retire makes every route unusable and lets go of the map.
+func (u *Uplink) retire() error {
+	if u.table == nil {
+		return nil
+	}
+	var errs []error
+	for _, e := range u.now {
+		errs = append(errs, u.set(e, Hop{Dev: e.Hop.Dev, Why: "tapird ended"}))
+	}
+	errs = append(errs, u.table.Close())
+	u.table = nil
+	return errors.Join(errs...)
+}
