@@ -1,0 +1,394 @@
+package xdp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// Flags of bpf/shortcut.h.
+const (
+	flagShortcutSpoofCheck = 1 << 0
+	flagNoShortcut         = 1 << 1
+	flagUplink             = 1 << 2
+)
+
+// Participant is an attachment that takes part in the shortcut.
+type Participant struct {
+	TAP, Host uint32 // ifindexes, unique on the node
+
+	// HostNSID is the id that the host's netns has in the TAP's: conntrack is asked there.
+	HostNSID int32
+
+	MAC        net.HardwareAddr // the guest's
+	GatewayMAC net.HardwareAddr // nil: [GatewayMAC]
+	Addresses  []netip.Prefix   // the guest's; at most MaxAddresses in each family
+	MTU        int              // of the TAP
+	SpoofCheck bool
+	NoShortcut bool
+	Counters   uint32 // key of its counters: the TAP's ifindex
+}
+
+func (p Participant) encode() (shortcutAttachment, error) {
+	v := shortcutAttachment{Counters: p.Counters, Tap: p.TAP, Host: p.Host, HostNsid: p.HostNSID, Mtu: uint32(p.MTU)}
+	if p.TAP == 0 || p.Host == 0 || p.Counters == 0 {
+		return v, errors.New("want the ifindexes of a TAP and a host end, and a key for the counters")
+	}
+	if p.MTU < 68 || p.MTU > 65535 {
+		return v, fmt.Errorf("MTU: want 68 to 65535, got %d", p.MTU)
+	}
+	if p.SpoofCheck {
+		v.Flags |= flagShortcutSpoofCheck
+	}
+	if p.NoShortcut {
+		v.Flags |= flagNoShortcut
+	}
+	if err := encodeMAC(&v.GuestMac, p.MAC, RoleGuest); err != nil {
+		return v, fmt.Errorf("guest MAC: %w", err)
+	}
+	gateway := p.GatewayMAC
+	if len(gateway) == 0 {
+		gateway = GatewayMAC
+	}
+	if err := encodeMAC(&v.GatewayMac, gateway, RoleGuest); err != nil {
+		return v, fmt.Errorf("gateway MAC: %w", err)
+	}
+	for _, a := range p.Addresses {
+		if err := v.addAddress(a.Addr()); err != nil {
+			return v, err
+		}
+	}
+	return v, nil
+}
+
+func (v *shortcutAttachment) addAddress(a netip.Addr) error {
+	if !a.IsValid() || a.IsUnspecified() || a.Is4In6() || a.Zone() != "" {
+		return fmt.Errorf("address %q: want a host address", a)
+	}
+	if a.Is4() {
+		if int(v.NrIpv4) == len(v.Ipv4) {
+			return fmt.Errorf("address %s: %w", a, &LimitError{len(v.Ipv4), "IPv4 addresses"})
+		}
+		v.Ipv4[v.NrIpv4] = word4(a)
+		v.NrIpv4++
+		return nil
+	}
+	if int(v.NrIpv6) == len(v.Ipv6) {
+		return fmt.Errorf("address %s: %w", a, &LimitError{len(v.Ipv6), "IPv6 addresses"})
+	}
+	v.Ipv6[v.NrIpv6].Word = words16(a.As16())
+	v.NrIpv6++
+	return nil
+}
+
+func (v shortcutAttachment) addresses() []netip.Addr {
+	var out []netip.Addr
+	for _, w := range v.Ipv4[:min(int(v.NrIpv4), len(v.Ipv4))] {
+		out = append(out, addr4(w))
+	}
+	for _, w := range v.Ipv6[:min(int(v.NrIpv6), len(v.Ipv6))] {
+		out = append(out, netip.AddrFrom16(bytes16(w.Word)))
+	}
+	return out
+}
+
+func (v shortcutAttachment) decode() Participant {
+	p := Participant{
+		TAP: v.Tap, Host: v.Host, HostNSID: v.HostNsid, Counters: v.Counters, MTU: int(v.Mtu),
+		MAC: v.GuestMac[:], GatewayMAC: v.GatewayMac[:],
+		SpoofCheck: v.Flags&flagShortcutSpoofCheck != 0, NoShortcut: v.Flags&flagNoShortcut != 0,
+	}
+	for _, a := range v.addresses() {
+		p.Addresses = append(p.Addresses, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return p
+}
+
+func (v shortcutAttachment) pod() shortcutPod {
+	return shortcutPod{Tap: v.Tap, Host: v.Host, Mtu: v.Mtu, Flags: v.Flags & flagNoShortcut, GuestMac: v.GuestMac, GatewayMac: v.GatewayMac}
+}
+
+// mapped is the key of an address in the maps: an IPv4 address is ::ffff:a.b.c.d.
+func mapped(a netip.Addr) shortcutIpv6Addr { return shortcutIpv6Addr{Word: words16(a.As16())} }
+
+// Join writes the entries of an attachment, with its counters at zero. What is under its ifindexes is left of a dead one:
+// who calls it has them reserved ([Programs.Reserve]). Its guest can then use the shortcut, and nobody reach it by one
+// before Publish.
+func (s *Shortcut) Join(p Participant) error {
+	v, err := p.encode()
+	if err != nil {
+		return fmt.Errorf("join the shortcut with TAP %d: %w", p.TAP, err)
+	}
+	attachments, err := s.ownMap(shortcutMapAttachments)
+	if err != nil {
+		return err
+	}
+	lock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := s.resetCounters(p.Counters); err != nil {
+		return err
+	}
+	for _, ifindex := range []uint32{p.TAP, p.Host} {
+		if err := attachments.Put(ifindex, v); err != nil {
+			return fmt.Errorf("join the shortcut with ifindex %d: %w", ifindex, err)
+		}
+	}
+	// What its addresses did before is in conntrack, not in flows.
+	return s.newEpoch()
+}
+
+func (s *Shortcut) resetCounters(key uint32) error {
+	paths, err := s.ownMap(shortcutMapPaths)
+	if err != nil {
+		return err
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("reset counters: %w", err)
+	}
+	if err := paths.Put(key, make([]shortcutPathCounts, cpus)); err != nil {
+		return fmt.Errorf("reset counters of ifindex %d: %w", key, err)
+	}
+	return nil
+}
+
+// AddDevice puts a TAP of the calling thread's netns into map devices.
+func (s *Shortcut) AddDevice(tap uint32) error { return s.addDevice(shortcutMapDevices, tap) }
+
+func (s *Shortcut) addDevice(name string, ifindex uint32) error {
+	devices, err := s.ownMap(name)
+	if err != nil {
+		return err
+	}
+	if err := devices.Put(ifindex, shortcutBpfDevmapVal{Ifindex: ifindex}); err != nil {
+		return fmt.Errorf("add ifindex %d to map %s: %w", ifindex, name, err)
+	}
+	return nil
+}
+
+// HasDevice says whether a TAP is in map devices; the kernel takes it out when the device goes.
+func (s *Shortcut) HasDevice(tap uint32) (bool, error) {
+	devices, err := s.ownMap(shortcutMapDevices)
+	if err != nil {
+		return false, err
+	}
+	var v shortcutBpfDevmapVal
+	err = devices.Lookup(tap, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Publish makes the addresses of a participant known as targets: the last step of an ADD.
+func (s *Shortcut) Publish(tap uint32) error {
+	lock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	v, err := s.attachment(tap)
+	if err != nil {
+		return fmt.Errorf("publish addresses of TAP %d: %w", tap, err)
+	}
+	return s.putPods(v)
+}
+
+func (s *Shortcut) putPods(v shortcutAttachment) error {
+	pods, err := s.ownMap(shortcutMapPods)
+	if err != nil {
+		return err
+	}
+	for _, a := range v.addresses() {
+		if err := pods.Put(mapped(a), v.pod()); err != nil {
+			return fmt.Errorf("publish address %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// Published gives each address that is a target, with the ifindex of its TAP.
+func (s *Shortcut) Published() (map[netip.Addr]uint32, error) {
+	pods, err := s.ownMap(shortcutMapPods)
+	if err != nil {
+		return nil, err
+	}
+	out := map[netip.Addr]uint32{}
+	var (
+		key shortcutIpv6Addr
+		v   shortcutPod
+	)
+	iter := pods.Iterate()
+	for iter.Next(&key, &v) {
+		out[netip.AddrFrom16(bytes16(key.Word)).Unmap()] = v.Tap
+	}
+	if err := iter.Err(); err != nil {
+		return nil, fmt.Errorf("list targets: %w", err)
+	}
+	return out, nil
+}
+
+// Withdraw takes addresses out of map pods that lead to this TAP: the first step of a DEL. Those of the TAP's entry are
+// withdrawn too; an address that by now leads elsewhere stays.
+func (s *Shortcut) Withdraw(tap uint32, addresses ...netip.Addr) error {
+	lock, err := s.lock()
+	if err != nil {
+		return notPinned(err)
+	}
+	defer lock.Close()
+	if v, err := s.attachment(tap); err == nil {
+		addresses = append(addresses, v.addresses()...)
+	}
+	pods, err := s.anyMap(shortcutMapPods)
+	if err != nil {
+		return notPinned(err)
+	}
+	var errs []error
+	for _, a := range addresses {
+		if err := withdraw(pods, tap, a); err != nil {
+			errs = append(errs, fmt.Errorf("withdraw address %s: %w", a, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withdraw deletes the entry of a where it leads to the TAP, which stands first in the value in all layouts.
+func withdraw(pods *ebpf.Map, tap uint32, a netip.Addr) error {
+	value, err := pods.LookupBytes(mapped(a))
+	if err != nil || value == nil || len(value) < 4 || *(*uint32)(unsafe.Pointer(&value[0])) != tap {
+		return err
+	}
+	err = pods.Delete(mapped(a))
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Leave removes the entries of ifindexes, their devices and their counters; addresses that lead to them are withdrawn first.
+// What is not there counts as removed.
+func (s *Shortcut) Leave(ifindexes ...uint32) error {
+	var errs []error
+	for _, ifindex := range ifindexes {
+		errs = append(errs, s.Withdraw(ifindex))
+		for _, name := range []string{shortcutMapAttachments, shortcutMapDevices, shortcutMapPaths} {
+			m, err := s.anyMap(name)
+			if err == nil {
+				err = m.Delete(ifindex)
+			}
+			if err = notPinned(err); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				errs = append(errs, fmt.Errorf("remove ifindex %d from map %s: %w", ifindex, name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attachment reads an entry; [fs.ErrNotExist] where there is none.
+func (s *Shortcut) attachment(ifindex uint32) (shortcutAttachment, error) {
+	var v shortcutAttachment
+	m, err := s.ownMap(shortcutMapAttachments)
+	if err != nil {
+		return v, err
+	}
+	return v, notExist(m.Lookup(ifindex, &v))
+}
+
+// Participant gives the entry of a TAP. Where it takes no part the error is [fs.ErrNotExist].
+func (s *Shortcut) Participant(tap uint32) (Participant, error) {
+	v, err := s.attachment(tap)
+	if err != nil {
+		return Participant{}, fmt.Errorf("look up TAP %d in the shortcut: %w", tap, err)
+	}
+	return v.decode(), nil
+}
+
+// Participants gives all participants by their TAP's ifindex.
+func (s *Shortcut) Participants() (map[uint32]Participant, error) {
+	m, err := s.ownMap(shortcutMapAttachments)
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint32]Participant{}
+	var (
+		ifindex uint32
+		v       shortcutAttachment
+	)
+	iter := m.Iterate()
+	for iter.Next(&ifindex, &v) {
+		if v.Flags&flagUplink == 0 && v.Tap == ifindex {
+			out[ifindex] = v.decode()
+		}
+	}
+	if err := iter.Err(); err != nil {
+		return nil, fmt.Errorf("list participants: %w", err)
+	}
+	return out, nil
+}
+
+// SetNoShortcut flags a participant, or takes the flag away. It acts on the next frame, in the middle of flows. A flow
+// that had the default path since then keeps it.
+func (s *Shortcut) SetNoShortcut(tap uint32, no bool) error {
+	lock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	v, err := s.attachment(tap)
+	if err != nil {
+		return fmt.Errorf("flag TAP %d: %w", tap, err)
+	}
+	v.Flags &^= flagNoShortcut
+	if no {
+		v.Flags |= flagNoShortcut
+	} else if err := s.newEpoch(); err != nil { // before the first frame may take the shortcut again
+		return err
+	}
+	m, err := s.ownMap(shortcutMapAttachments)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, ifindex := range []uint32{v.Tap, v.Host} {
+		if err := m.Update(ifindex, v, ebpf.UpdateExist); err != nil {
+			errs = append(errs, fmt.Errorf("flag ifindex %d: %w", ifindex, err))
+		}
+	}
+	return errors.Join(append(errs, s.flagPods(v))...)
+}
+
+// flagPods rewrites the entries of map pods that lead to the attachment.
+func (s *Shortcut) flagPods(v shortcutAttachment) error {
+	pods, err := s.ownMap(shortcutMapPods)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, a := range v.addresses() {
+		var old shortcutPod
+		err := pods.Lookup(mapped(a), &old)
+		if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && old.Tap != v.Tap {
+			continue
+		}
+		if err == nil {
+			err = pods.Update(mapped(a), v.pod(), ebpf.UpdateExist)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("flag address %s: %w", a, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// NoShortcut says whether a participant is flagged.
+func (s *Shortcut) NoShortcut(tap uint32) (bool, error) {
+	p, err := s.Participant(tap)
+	return p.NoShortcut, err
+}
