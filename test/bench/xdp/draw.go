@@ -1,0 +1,3 @@
+package main
+
+func (r *Report) draw(string) error { return nil }
