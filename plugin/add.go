@@ -148,6 +148,9 @@ const (
 	offsetHost
 )
 
+// indexBlock is the size of a block of ifindexes; each begins at a multiple of it ([state.Tx.NextIndexBlock]).
+const indexBlock = 4
+
 // reserve takes addresses and ifindexes and records the attachment as pending, in one transaction.
 func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, rec *state.Attachment, progs *xdp.Programs, u *undo) error {
 	var taken []uint32
@@ -252,13 +255,15 @@ func reserveIndexes(tx *state.Tx, rec *state.Attachment, progs *xdp.Programs) ([
 		if err != nil {
 			return nil, err
 		}
-		if !rec.Chained { // else it is there already
+		if !rec.Chained && !rec.OnHost() { // else it is there already, or there is none
 			rec.Pod.Index, rec.Host.Index = int(block+offsetPod), int(block+offsetHost)
 		}
 		if rec.TAP.Name != "" {
 			rec.TAP.Index = int(block + offsetTAP)
 		}
-		rec.Group = block
+		if !rec.OnHost() { // in the host's netns others may have groups of their own
+			rec.Group = block
+		}
 		entries, err := endpoints(rec)
 		if err != nil {
 			return nil, err

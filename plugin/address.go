@@ -15,9 +15,9 @@ import (
 // foreverValid is an address lifetime that never ends, in seconds (INFINITY_LIFE_TIME).
 const foreverValid = 1<<32 - 1
 
-// hostSide brings the host end up with the gateway's addresses and leads the pod's addresses to it.
+// hostSide brings the device in the host's netns up with the gateway's addresses and leads the pod's addresses to it.
 func (a *apply) hostSide() error {
-	dev := a.rec.Host
+	dev := nodeEnd(a.rec)
 	if a.plan.Plain {
 		if err := a.progs.Attach(dev.Index, xdp.RoleHost, xdp.Method(a.rec.Redirect)); err != nil {
 			return err
@@ -42,12 +42,13 @@ func (a *apply) hostSide() error {
 	return a.ensureSource()
 }
 
-// leadToGuest makes the host end the way to one of the guest's addresses.
+// leadToGuest makes the device in the host's netns the way to one of the guest's addresses.
 func (a *apply) leadToGuest(guest netip.Addr) error {
-	if err := setNeighbour(a.host, a.rec.Host, guest, a.plan.MAC); err != nil {
+	dev := nodeEnd(a.rec)
+	if err := setNeighbour(a.host, dev, guest, a.plan.MAC); err != nil {
 		return err
 	}
-	return addHostRoute(a.host, a.rec.Host, guest)
+	return addHostRoute(a.host, dev, guest)
 }
 
 // gateways are the distinct gateways of the addresses, in order.
@@ -98,12 +99,12 @@ func (a *apply) ensureSource() error {
 	}
 	// A scope cannot be changed, and with its last address a link loses its IPv4 routes and neighbours.
 	for _, gw := range gateways(mine) {
-		if err := a.host.AddrDel(linkRef(a.rec.Host), &netlink.Addr{IPNet: ipNet(single(gw))}); err != nil {
+		if err := a.host.AddrDel(linkRef(nodeEnd(a.rec)), &netlink.Addr{IPNet: ipNet(single(gw))}); err != nil {
 			return fmt.Errorf("make %s the source towards the guest: %w", gw, err)
 		}
 	}
 	for _, gw := range gateways(mine) {
-		if err := addGateway(a.host, a.rec.Host, gw, unix.RT_SCOPE_LINK); err != nil {
+		if err := addGateway(a.host, nodeEnd(a.rec), gw, unix.RT_SCOPE_LINK); err != nil {
 			return err
 		}
 	}

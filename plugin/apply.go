@@ -27,7 +27,7 @@ type apply struct {
 // run makes devices, programs, addresses, routes and masquerade, in this order, so that no frame of the guest ever
 // meets a device without its checks.
 func (a *apply) run() error {
-	if err := a.netns.Do(func(ns.NetNS) error { return a.podSide() }); err != nil {
+	if err := a.devices(); err != nil {
 		return err
 	}
 	a.trace.Mark("devices and programs")
@@ -41,6 +41,21 @@ func (a *apply) run() error {
 		return err
 	}
 	a.trace.Mark("addresses and routes")
+	if err := a.masquerade(); err != nil {
+		return err
+	}
+	return a.writeDAN()
+}
+
+// devices makes the devices where they stay.
+func (a *apply) devices() error {
+	if a.plan.OnHost {
+		return a.makeTap() // hostSide brings it up
+	}
+	return a.netns.Do(func(ns.NetNS) error { return a.podSide() })
+}
+
+func (a *apply) masquerade() error {
 	chain := a.rec.Masquerade
 	if chain == "" {
 		return nil
@@ -48,6 +63,17 @@ func (a *apply) run() error {
 	a.undo.push("masquerade", func() error { return removeMasquerade(chain, a.rec.Addresses) })
 	err := addMasquerade(chain, exceptions(a.rec, a.plan), a.rec.Addresses)
 	a.trace.Mark("masquerade")
+	return err
+}
+
+// writeDAN comes last: Kata may use what the file says as soon as it is there.
+func (a *apply) writeDAN() error {
+	if a.rec.DAN == "" {
+		return nil
+	}
+	a.undo.push("DAN file", func() error { return removeDANDevice(a.host, a.rec, a.rec.DAN) })
+	err := putDANDevice(a.host, a.rec)
+	a.trace.Mark("DAN file")
 	return err
 }
 
@@ -95,25 +121,30 @@ func (a *apply) podSide() error {
 	return a.pod.Configure(a.rec.TAP.Index, rtnl.Settings{Up: true, Name: a.rec.TAP.Name})
 }
 
+// makeTap runs on a thread in the netns of the TAP. It leaves the TAP down.
 func (a *apply) makeTap() error {
 	dev, p := a.rec.TAP, a.plan
-	if err := tap.Create(tap.Spec{Name: dev.Name, Index: dev.Index, Queues: p.Queues, Owner: p.Owner, Group: p.Group}); err != nil {
-		return fmt.Errorf("in netns %q: %w", p.Netns, err)
+	conn, role, where := a.pod, xdp.RoleGuest, fmt.Sprintf("netns %q", p.Netns)
+	if p.OnHost {
+		conn, role, where = a.host, xdp.RoleHost, "the host's netns"
 	}
-	a.undo.push("tap "+dev.Name, func() error { return a.pod.DeleteLink(dev.Index) })
-	if err := a.pod.Configure(dev.Index, rtnl.Settings{
+	if err := tap.Create(tap.Spec{Name: dev.Name, Index: dev.Index, Queues: p.Queues, Owner: p.Owner, Group: p.Group}); err != nil {
+		return fmt.Errorf("in %s: %w", where, err)
+	}
+	a.undo.push("tap "+dev.Name, func() error { return conn.DeleteLink(dev.Index) })
+	if err := conn.Configure(dev.Index, rtnl.Settings{
 		Name: dev.Name, MAC: xdp.GatewayMAC, MTU: a.rec.MTU, TxQueueLen: p.TxQueue, Group: a.rec.Group, Alias: a.rec.Alias(), NoIPv6Addr: true,
 	}); err != nil {
 		return err
 	}
-	if err := a.pod.SetNoqueue(dev.Index); err != nil {
+	if err := conn.SetNoqueue(dev.Index); err != nil {
 		return fmt.Errorf("tap %q: %w", dev.Name, err)
 	}
 	method := xdp.Method(a.rec.Redirect)
 	if a.plan.Chained {
 		method = xdp.MethodClsact // the TAP is tapir's own
 	}
-	return a.progs.Attach(dev.Index, xdp.RoleGuest, method)
+	return a.progs.Attach(dev.Index, role, method)
 }
 
 // attachForeign leads what the interface of the plugin before receives to the TAP. It runs on a thread in the pod's netns.

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -47,6 +48,12 @@ func (c *Config) validateChained(fs *faults) {
 	}
 	if c.XDP.Mode != "off" {
 		fs.Add("xdp.mode", `want "off" after another plugin: the shortcut would go round its policies`)
+	}
+	if c.Placement == PlacementHost {
+		fs.Add("placement", `want "pod" after another plugin: the TAP goes onto its interface`)
+	}
+	if c.VMM == tap.Kata && c.Placement != PlacementHost {
+		fs.Add("vmm", `"kata" leaves nothing to add after another plugin: Kata uses its interface as it is; take tapir out of the list`)
 	}
 	if len(c.RuntimeConfig.IPRanges) > 0 {
 		fs.Add("runtimeConfig.ipRanges", "want none "+whose+" addresses already; give the capability to the plugin before")

@@ -41,7 +41,7 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	findings = append(findings, comparePlan(plan, rec)...)
 	findings = append(findings, comparePrevResult(cfg.PrevResult, cfg.CNIVersion, rec)...)
 	rec.Netns = args.Netns
-	if rec.Rebuilt && !plan.Plain {
+	if rec.Rebuilt && !plan.Plain && !rec.OnHost() {
 		rec.TAP.Name = plan.TapName
 	}
 	more, err := p.inspect(rec)
@@ -99,9 +99,15 @@ func comparePlan(plan *Plan, rec state.Attachment) []string {
 	if plan.MTU != 0 {
 		f.differ("mtu", plan.MTU, rec.MTU)
 	}
+	want := PlacementPod
+	if plan.OnHost {
+		want = PlacementHost
+	}
+	f.differ("placement", want, rec.Placement)
 	if rec.Rebuilt {
 		return f
 	}
+	f.differ("DAN file", orNone(plan.DAN), orNone(rec.DAN))
 	f.differ("spoofCheck", plan.SpoofCheck, rec.SpoofCheck)
 	f.differ("ipMasq", plan.Masquerade, rec.Masquerade != "")
 	if plan.Redirect != redirectAuto {
@@ -117,6 +123,8 @@ func comparePlan(plan *Plan, rec state.Attachment) []string {
 	f.differ("group", optional(plan.Group), optional(rec.GroupID))
 	return f
 }
+
+func orNone(s string) string { return cmp.Or(s, "none") }
 
 func optional(n *int) string {
 	if n == nil {
@@ -158,7 +166,7 @@ func comparePrevResult(raw json.RawMessage, confVersion string, rec state.Attach
 		}
 	}
 	for _, i := range prev.Interfaces {
-		if i.Name == rec.Pod.Name && i.Sandbox != "" && !rec.Rebuilt {
+		if !rec.OnHost() && i.Name == rec.Pod.Name && i.Sandbox != "" && !rec.Rebuilt {
 			f.differ("prevResult: MAC of "+i.Name, rec.Pod.MAC, i.Mac)
 		}
 	}
@@ -206,6 +214,9 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 	if rec.Rebuilt {
 		k := &inspection{rec: rec}
 		k.hostSide(host)
+		if rec.OnHost() {
+			return k.findings, nil
+		}
 		err = netns.Do(func(ns.NetNS) error { return k.taggedInPod() })
 		return k.findings, err
 	}
@@ -222,7 +233,11 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 		k.hostSide(host)
 		k.masquerade()
 	}
-	err = netns.Do(func(ns.NetNS) error { return k.inPod() })
+	if rec.OnHost() {
+		k.findings = append(k.findings, danFindings(&rec)...)
+	} else {
+		err = netns.Do(func(ns.NetNS) error { return k.inPod() })
+	}
 	return append(f, k.findings...), err
 }
 

@@ -8,11 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/nftables"
+	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
 	"github.com/tapir-cni/tapir/xdp"
 )
 
@@ -64,8 +67,8 @@ func (c Cleaner) Run(ctx context.Context) (Report, error) {
 			others++
 		}
 		// A record that was rebuilt from the kernel does not know all of its block of ifindexes.
-		for offset := range uint32(offsetHost + 1) {
-			known[index-offset] = true
+		for offset := range uint32(indexBlock) {
+			known[index/indexBlock*indexBlock+offset] = true
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -161,7 +164,7 @@ func (c Cleaner) attachments(ctx context.Context, dir string, r *Report, known m
 	if err != nil {
 		return err
 	}
-	p := &plugin{bpffs: c.BPFFS}
+	p := &plugin{bpffs: c.BPFFS, danDir: DefaultDANDir}
 	var errs []error
 	for _, a := range all {
 		for _, index := range recordedIndexes(a) {
@@ -204,7 +207,13 @@ func dead(dir string, a state.Attachment, tags map[string]uint32) string {
 	}
 	var gone ns.NSPathNotExistErr
 	var notNS ns.NSPathNotNSErr
-	if !errors.As(err, &gone) && !errors.As(err, &notNS) || hostEndStays(a, tags) {
+	if !errors.As(err, &gone) && !errors.As(err, &notNS) {
+		return ""
+	}
+	if a.OnHost() {
+		return deadOnHost(a)
+	}
+	if hostEndStays(a, tags) {
 		return ""
 	}
 	return fmt.Sprintf("its sandbox %q is gone", a.Netns)
@@ -225,6 +234,20 @@ func hostEndStays(a state.Attachment, tags map[string]uint32) bool {
 		_, ok = now[a.Alias()]
 	}
 	return ok
+}
+
+// deadOnHost says why an attachment is a leftover whose TAP does not go with its sandbox, and whose sandbox is not at its path. That
+// alone proves nothing where the path's folder cannot be seen either, as in a container, nor while a VMM has the TAP.
+func deadOnHost(a state.Attachment) string {
+	const proc = "/proc/" // there the folder goes with its process
+	if _, err := os.Stat(filepath.Dir(a.Netns)); err != nil && !strings.HasPrefix(a.Netns, proc) {
+		return ""
+	}
+	status, err := tap.ReadStatus("", a.TAP.Index)
+	if err != nil && !rtnl.Gone(err) || err == nil && status.Queues+status.Disabled > 0 {
+		return ""
+	}
+	return fmt.Sprintf("its sandbox %q is gone, and no VMM has its TAP", a.Netns)
 }
 
 // keptShared is the kind of what stays because attachments use it.

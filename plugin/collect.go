@@ -47,7 +47,7 @@ func (c Collector) Run(ctx context.Context, live func(context.Context) (map[stri
 	if err != nil {
 		return r, err
 	}
-	p := &plugin{bpffs: c.BPFFS}
+	p := &plugin{bpffs: c.BPFFS, danDir: DefaultDANDir}
 	var errs []error
 	for _, a := range all {
 		if alive[a.ContainerID] {

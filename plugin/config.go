@@ -19,15 +19,15 @@ type Config struct {
 
 	// Queue pairs of the TAP, 1 to 256. 1 makes a TAP without IFF_MULTI_QUEUE, more makes one with it; a VMM must open it the same way.
 	Queues int `json:"queues" default:"1"`
-	// The VMM that will open the TAP: generic, firecracker (queues 1 only), cloud-hypervisor or qemu. Sets limits and what guest-config prints.
+	// The VMM that will open the TAP: generic, firecracker (queues 1 only), cloud-hypervisor, qemu or kata. Sets limits and what guest-config prints. kata: placement pod gives a veth with addresses and no TAP, placement host writes Kata's DAN file (docs/kata.md).
 	VMM string `json:"vmm" default:"generic"`
 	// Whether the queues that tapir hands over or supervises run NAPI.
 	NAPI bool `json:"napi" default:"true"`
 	// Which pods get a TAP: always, or annotated (only those with the annotation tapir.dev/tap: "true" or CNI_ARGS TAP=1; others get an addressed veth).
 	When string `json:"when" default:"always"`
-	// Where the TAP stands: pod (in the sandbox's network namespace).
+	// Where the TAP stands: pod (in the sandbox's network namespace) or host (in the node's, routed, without a veth; not after another plugin).
 	Placement string `json:"placement" default:"pod"`
-	// Name of the TAP, at most 15 bytes. Empty: "tap-" and CNI_IFNAME, hashed where that is longer than 15 bytes.
+	// Name of the TAP, at most 15 bytes. Empty: "tap-" and CNI_IFNAME, hashed where that is longer than 15 bytes; with placement host a hash that is unique on the node. With placement host it must be free on the node and not start with "tpr".
 	TapName string `json:"tapName" default:"\"\""`
 	// MTU of TAP and veth in bytes, 68 to 65521, with IPv6 at least 1280. 0: the MTU of the default route's device.
 	MTU int `json:"mtu" default:"0"`
@@ -53,7 +53,7 @@ type Config struct {
 	Result string `json:"result" default:"cri"`
 	// Folder of attachments and leases; belongs on a tmpfs.
 	StateDir string `json:"stateDir" default:"/run/tapir"`
-	// Folder of Kata's directly attachable networks (vmm kata with placement host).
+	// Folder of Kata's directly attachable networks, its "dan_conf" (vmm kata with placement host). Made with mode 0700 where it is missing.
 	DANDir string `json:"danDir" default:"/run/kata-containers/dans"`
 	// Address management: tapir-ipam, in process, or any other IPAM plugin, which is executed and has keys of its own. Absent after another plugin.
 	IPAM json.RawMessage `json:"ipam"`
@@ -125,11 +125,14 @@ type RuntimeDNS struct {
 // DefaultStateDir is where attachments and leases are kept.
 const DefaultStateDir = "/run/tapir"
 
+// DefaultDANDir is where Kata looks for its files of directly attachable networks ("dan_conf" of its configuration).
+const DefaultDANDir = "/run/kata-containers/dans"
+
 // defaults is the configuration of an object without keys.
 func defaults() Config {
 	return Config{
 		Queues: 1, VMM: tap.Generic, NAPI: true, When: whenAlways, Placement: PlacementPod, TxQueueLen: 1000, SpoofCheck: true,
 		Redirect: redirectAuto, XDP: XDPConfig{Mode: "off"}, Result: LayoutCRI, StateDir: DefaultStateDir,
-		DANDir: "/run/kata-containers/dans",
+		DANDir: DefaultDANDir,
 	}
 }

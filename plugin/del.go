@@ -23,7 +23,7 @@ type removal struct {
 }
 
 func parseRemoval(stdin []byte) (removal, error) {
-	r := removal{StateDir: DefaultStateDir}
+	r := removal{StateDir: DefaultStateDir, DANDir: DefaultDANDir}
 	if err := json.Unmarshal(stdin, &r); err != nil {
 		return r, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("read the network configuration: %v", err), "")
 	}
@@ -39,6 +39,7 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	p.trace.Mark("config")
 	key := state.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 	ctx := context.Background()
+	p.danDir = conf.DANDir
 	if err := p.removeHeld(ctx, conf.StateDir, key, args.Netns, nil); err != nil {
 		return err
 	}

@@ -11,6 +11,15 @@ import (
 	"github.com/tapir-cni/tapir/xdp"
 )
 
+// nodeEnd is the attachment's device in the host's netns, which has the gateway's addresses and MAC and which the guest's addresses
+// are routed to: the veth's host end, or the TAP itself.
+func nodeEnd(rec *state.Attachment) state.Device {
+	if rec.OnHost() {
+		return rec.TAP
+	}
+	return rec.Host
+}
+
 // endpoints are the attachment's entries in the pinned map, by ifindex.
 func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 	mac, err := net.ParseMAC(rec.GuestMAC)
@@ -21,13 +30,13 @@ func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 	for _, a := range rec.Addresses {
 		guest.Addresses = append(guest.Addresses, a.Prefix)
 	}
-	tapIndex, podIndex, hostIndex := uint32(rec.TAP.Index), uint32(rec.Pod.Index), uint32(rec.Host.Index)
+	tapIndex, podIndex := uint32(rec.TAP.Index), uint32(rec.Pod.Index)
 	if rec.Chained {
 		return chainedEndpoint(rec, guest)
 	}
-	if rec.TAP.Name == "" {
-		guest.Role, guest.Counters = xdp.RoleHost, hostIndex
-		return map[uint32]xdp.Endpoint{hostIndex: guest}, nil
+	if end := uint32(nodeEnd(rec).Index); rec.TAP.Name == "" || rec.OnHost() {
+		guest.Role, guest.Counters = xdp.RoleHost, end
+		return map[uint32]xdp.Endpoint{end: guest}, nil
 	}
 	guest.Role, guest.Counters, guest.Peer, guest.Redirect = xdp.RoleGuest, tapIndex, podIndex, xdp.RedirectPeer
 	pod := xdp.Endpoint{Role: xdp.RolePod, Counters: tapIndex, Peer: tapIndex, Redirect: xdp.RedirectEgress, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC}

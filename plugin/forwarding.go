@@ -20,7 +20,7 @@ const (
 	forward6 = "net/ipv6/conf/all/forwarding"
 )
 
-// hostEndPrefix starts the names of host ends: interfaces of ours are left out of what is saved.
+// hostEndPrefix starts the names of host ends and of TAPs in the host's netns: interfaces of ours are left out of what is saved.
 const hostEndPrefix = "tpr"
 
 // ensureForwarding turns forwarding on for the families of the addresses. Old values are saved first, so that

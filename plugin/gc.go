@@ -28,6 +28,7 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 		return valid[types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}]
 	})
 	errs := []error{err}
+	p.danDir = conf.DANDir
 	for _, a := range dead {
 		errs = append(errs, p.removeHeld(ctx, conf.StateDir, a.Key, a.Netns, sameAs(a)))
 	}

@@ -55,14 +55,18 @@ func (k *inspection) attached(dev state.Device, role xdp.Role, method string) {
 	}
 }
 
-// hostSide compares the host end, its addresses, the neighbour entries and the routes.
+// hostSide compares the device in the host's netns, its addresses, the neighbour entries and the routes.
 func (k *inspection) hostSide(host *rtnl.Conn) {
-	link := k.link(host, k.rec.Host)
+	end := nodeEnd(&k.rec)
+	link := k.link(host, end)
 	if link == nil {
 		return
 	}
-	if k.plain() {
-		k.attached(k.rec.Host, xdp.RoleHost, k.rec.Redirect)
+	if k.plain() || k.rec.OnHost() {
+		k.attached(end, xdp.RoleHost, k.rec.Redirect)
+	}
+	if k.rec.OnHost() && !k.rec.Rebuilt {
+		k.tap(host)
 	}
 	var want []netip.Prefix
 	for _, gw := range gateways(k.rec.Addresses) {
@@ -70,7 +74,7 @@ func (k *inspection) hostSide(host *rtnl.Conn) {
 	}
 	k.addresses(host, link, want)
 	for _, a := range k.rec.Addresses {
-		k.neighbour(host, k.rec.Host, a.Prefix.Addr(), k.rec.GuestMAC)
+		k.neighbour(host, end, a.Prefix.Addr(), k.rec.GuestMAC)
 		k.hostRoute(host, a.Prefix.Addr())
 	}
 }
@@ -136,12 +140,13 @@ func (k *inspection) hostRoute(host *rtnl.Conn, guest netip.Addr) {
 		k.add("route to %s: %v", guest, err)
 		return
 	}
+	end := nodeEnd(&k.rec)
 	for _, r := range routes {
-		if r.LinkIndex == k.rec.Host.Index {
+		if r.LinkIndex == end.Index {
 			return
 		}
 	}
-	k.add("route to %s: does not lead to %s", guest, k.rec.Host.Name)
+	k.add("route to %s: does not lead to %s", guest, end.Name)
 }
 
 // inPod runs on a thread in the sandbox.

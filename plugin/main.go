@@ -19,8 +19,9 @@ var specVersions = version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // plugin is one call of the binary.
 type plugin struct {
-	bpffs string // the folder of the pinned programs
-	trace *trace.Trace
+	bpffs  string // the folder of the pinned programs
+	danDir string // where the DAN file of an attachment is that has no whole record
+	trace  *trace.Trace
 }
 
 const about = `tapir is a CNI plugin for microVM sandboxes. A container runtime calls it with CNI_COMMAND set and the
@@ -33,7 +34,7 @@ func Main() {
 		info(os.Args[1])
 		return
 	}
-	p := &plugin{bpffs: xdp.DefaultDir, trace: trace.Start()}
+	p := &plugin{bpffs: xdp.DefaultDir, danDir: DefaultDANDir, trace: trace.Start()}
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add: wrap(p.add), Del: wrap(p.del), Check: wrap(p.check), GC: wrap(p.gc), Status: wrap(p.status),
 	}, specVersions, "tapir "+tapirversion.String()+"\n"+about)

@@ -6,15 +6,14 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/xdp"
 )
 
-// hostEnds are the ifindexes of the host ends on this node, by their tag. A host end is there for as long as its sandbox
-// is, whatever state directory has the record.
+// hostEnds are the ifindexes of the host ends on this node and of the TAPs in its netns, by their tag. A host end is there for as long
+// as its sandbox is, whatever state directory has the record.
 func hostEnds() (map[string]uint32, error) {
 	host, err := rtnl.Open()
 	if err != nil {
@@ -27,10 +26,8 @@ func hostEnds() (map[string]uint32, error) {
 	}
 	out := map[string]uint32{}
 	for _, l := range links {
-		if a := l.Attrs(); strings.HasPrefix(a.Name, hostEndPrefix) {
-			if _, tagged := state.ParseAlias(a.Alias); tagged {
-				out[a.Alias] = uint32(a.Index)
-			}
+		if key, own := state.OwnDevice(l.Attrs()); own {
+			out[key.Alias()] = uint32(l.Attrs().Index)
 		}
 	}
 	return out, nil

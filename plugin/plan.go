@@ -32,9 +32,13 @@ type Plan struct {
 	StateDir string
 
 	// Plain is a pod without a TAP: the veth's pod end carries the addresses.
-	Plain    bool
+	Plain bool
+	// OnHost is a TAP in the host's netns and no veth.
+	OnHost   bool
 	TapName  string
 	HostName string // of the veth's end in the host netns
+	DAN      string // the file by which Kata finds the TAP; empty: none
+	DANDir   string
 	Queues   int
 	Owner    *int
 	Group    *int
@@ -74,11 +78,13 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 		Key:      state.Key{Network: cfg.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		Netns:    args.Netns,
 		StateDir: cfg.StateDir,
-		Plain:    cfg.When == whenAnnotated && !cfg.optedIn(a),
+		Plain:    cfg.When == whenAnnotated && !cfg.optedIn(a) || cfg.scannedByKata(),
+		DANDir:   cfg.DANDir,
 		Queues:   cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, VMM: cfg.VMM,
 		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
 		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq, NoMasq: cfg.NonMasqueradeCIDRs, stdin: args.StdinData,
 	}
+	p.OnHost = cfg.Placement == PlacementHost && !p.Plain
 	checkAlias(&fs, p.Key)
 	checkDeviceName(&argFaults, "CNI_IFNAME", args.IfName)
 	if !filepath.IsAbs(args.Netns) {
@@ -93,6 +99,7 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 		}
 	}
 	p.planTap(cfg, a, &fs, &argFaults)
+	p.planKata(cfg, a, &argFaults)
 	p.planMAC(cfg, a, conv, &fs, &argFaults)
 	if p.Chained {
 		p.planForeign(cfg, a, conv, &fs, &argFaults)
@@ -127,11 +134,16 @@ func (p *Plan) planTap(cfg *Config, a Args, fs, argFaults *faults) {
 		// Without either, any uid that can open the device node could attach to the TAP.
 		p.Owner = new(int)
 	}
-	p.TapName = cmp.Or(a.TapName, cfg.TapName, derivedTapName(p.Key.IfName))
+	derived := derivedTapName(p.Key.IfName)
+	if p.OnHost {
+		derived = hostTapName(p.Key)
+	}
+	p.TapName = cmp.Or(a.TapName, cfg.TapName, derived)
 	if a.TapName != "" {
 		checkDeviceName(argFaults, argPath("TAP_NAME"), a.TapName)
+		checkHostTapName(argFaults, argPath("TAP_NAME"), a.TapName, p.OnHost)
 	}
-	if p.TapName == p.Key.IfName {
+	if p.TapName == p.Key.IfName && !p.OnHost {
 		fs.Add("tapName", fmt.Sprintf("want a name that is not CNI_IFNAME, which the veth has, got %q", p.TapName))
 	}
 }
@@ -257,6 +269,13 @@ func derivedMAC(key state.Key) net.HardwareAddr {
 func hostName(key state.Key) string {
 	sum := digest("host end", key)
 	return "tpr" + hex.EncodeToString(sum[:6])
+}
+
+// hostTapName is the name of a TAP in the host's netns, unique on the node. No host end has it: a 't' is no hexadecimal digit.
+func hostTapName(key state.Key) string {
+	sum := digest("host tap", key)
+	const prefix = hostEndPrefix + "t"
+	return prefix + hex.EncodeToString(sum[:])[:maxNameLen-len(prefix)]
 }
 
 // derivedTapName is "tap-" and the interface's name, hashed where that is too long: a name is never cut.

@@ -45,19 +45,32 @@ func TestEveryFaultIsToldAtOnceWithItsPath(t *testing.T) {
 			want: []string{"queues: want 1 to 256, got 300", `unknown key "qeues"; did you mean "queues"?`, `vmm: want one of`, "mtu: want 0 or 68 to 65521, got 67",
 				"mac: want a unicast MAC", "txQueueLen: want at least 1", "stateDir: want an absolute path", "ipam.ranges[0][0].rangeStart"},
 		},
-		"wrong types":             {keys: []string{`"queues": "2"`, `"spoofCheck": 1`, ranges}, code: 7, want: []string{"queues", "spoofCheck"}},
-		"arguments":               {keys: []string{ranges}, args: "TAP_QUEUES=0;MAC=zz;TAP_NAME=a/b;TAP=maybe", code: 4, want: []string{"CNI_ARGS.TAP_QUEUES: want 1 to 256", "CNI_ARGS.MAC", "CNI_ARGS.TAP_NAME", "CNI_ARGS.TAP: want true or false"}},
-		"unknown argument":        {keys: []string{ranges}, args: "TAP_QUEUE=2", code: 4, want: []string{`"TAP_QUEUES"`}},
-		"both":                    {keys: []string{`"mtu": -1`, ranges}, args: "TAP_QUEUES=x", code: 7, want: []string{"mtu", "CNI_ARGS.TAP_QUEUES"}},
-		"firecracker has one":     {keys: []string{`"vmm": "firecracker"`, `"queues": 2`, ranges}, code: 7, want: []string{"queues: the TAP has 2 queues", `set "queues": 1`}},
-		"not built":               {keys: []string{`"placement": "host"`, `"vmm": "kata"`, `"xdp": {"mode": "native", "uplink": "eth0"}`, ranges}, code: 7, want: []string{"placement", "vmm", "xdp.mode", "xdp.uplink"}},
-		"IPv6 wants 1280":         {keys: []string{`"mtu": 1279`, `"ipam": {"type": "tapir-ipam", "ranges": [[{"subnet": "fd00::/64"}]]}`}, code: 7, want: []string{"mtu: want at least 1280"}},
-		"no ipam":                 {code: 7, want: []string{"ipam: is missing"}},
-		"state of IPAM elsewhere": {keys: []string{`"ipam": {"type": "tapir-ipam", "stateDir": "/else", "ranges": [[{"subnet": "10.9.0.0/24"}]]}`}, code: 7, want: []string{"ipam.stateDir"}},
-		"gateway's MAC":           {keys: []string{fmt.Sprintf("%q: %q", "mac", xdp.GatewayMAC), ranges}, code: 7, want: []string{"not the gateway's"}},
-		"the veth's name":         {keys: []string{`"tapName": "eth0"`, ranges}, code: 7, want: []string{"tapName"}},
-		"chained":                 {keys: []string{`"prevResult": {"cniVersion": "1.0.0"}`, `"ipMasq": true`, ranges}, code: 7, want: []string{"ipam: want none", "ipMasq: want false"}},
-		"bandwidth":               {keys: []string{`"runtimeConfig": {"bandwidth": {"ingressRate": 1}}`, ranges}, code: 7, want: []string{"runtimeConfig.bandwidth"}},
+		"wrong types":         {keys: []string{`"queues": "2"`, `"spoofCheck": 1`, ranges}, code: 7, want: []string{"queues", "spoofCheck"}},
+		"arguments":           {keys: []string{ranges}, args: "TAP_QUEUES=0;MAC=zz;TAP_NAME=a/b;TAP=maybe", code: 4, want: []string{"CNI_ARGS.TAP_QUEUES: want 1 to 256", "CNI_ARGS.MAC", "CNI_ARGS.TAP_NAME", "CNI_ARGS.TAP: want true or false"}},
+		"unknown argument":    {keys: []string{ranges}, args: "TAP_QUEUE=2", code: 4, want: []string{`"TAP_QUEUES"`}},
+		"both":                {keys: []string{`"mtu": -1`, ranges}, args: "TAP_QUEUES=x", code: 7, want: []string{"mtu", "CNI_ARGS.TAP_QUEUES"}},
+		"firecracker has one": {keys: []string{`"vmm": "firecracker"`, `"queues": 2`, ranges}, code: 7, want: []string{"queues: the TAP has 2 queues", `set "queues": 1`}},
+		"not built":           {keys: []string{`"xdp": {"mode": "native", "uplink": "eth0"}`, ranges}, code: 7, want: []string{"xdp.mode", "xdp.uplink"}},
+		"no TAP for Kata's scan": {
+			keys: []string{`"vmm": "kata"`, `"queues": 2`, `"tapName": "tap0"`, `"owner": 0`, `"group": 0`, `"txQueueLen": 500`, `"result": "firecracker"`, `"when": "annotated"`, ranges},
+			code: 7, want: []string{"queues: want 1", "tapName", "owner", "group", "txQueueLen", "result", "when", "Kata makes its own"},
+		},
+		"no argument for Kata's scan": {
+			keys: []string{`"vmm": "kata"`, ranges}, args: "TAP_QUEUES=2;TAP_NAME=tap0;TAP_OWNER=1;TAP_GROUP=1",
+			code: 4, want: []string{"TAP_QUEUES", "TAP_NAME", "TAP_OWNER", "TAP_GROUP"},
+		},
+		"Kata after another plugin":      {keys: []string{`"vmm": "kata"`, `"prevResult": {"cniVersion": "1.0.0"}`}, code: 7, want: []string{`vmm: "kata" leaves nothing to add`}},
+		"placement after another plugin": {keys: []string{`"placement": "host"`, `"prevResult": {"cniVersion": "1.0.0"}`}, code: 7, want: []string{`placement: want "pod"`}},
+		"a host end's name":              {keys: []string{`"placement": "host"`, `"tapName": "tpr0"`, ranges}, code: 7, want: []string{`tapName: want a name that does not start with "tpr"`}},
+		"no shortcut from the host":      {keys: []string{`"placement": "host"`, `"xdp": {"mode": "auto"}`, ranges}, code: 7, want: []string{`xdp.mode: want "off" with placement "host"`}},
+		"a host end's name asked for":    {keys: []string{`"placement": "host"`, ranges}, args: "TAP_NAME=tpr0", code: 4, want: []string{"CNI_ARGS.TAP_NAME"}},
+		"IPv6 wants 1280":                {keys: []string{`"mtu": 1279`, `"ipam": {"type": "tapir-ipam", "ranges": [[{"subnet": "fd00::/64"}]]}`}, code: 7, want: []string{"mtu: want at least 1280"}},
+		"no ipam":                        {code: 7, want: []string{"ipam: is missing"}},
+		"state of IPAM elsewhere":        {keys: []string{`"ipam": {"type": "tapir-ipam", "stateDir": "/else", "ranges": [[{"subnet": "10.9.0.0/24"}]]}`}, code: 7, want: []string{"ipam.stateDir"}},
+		"gateway's MAC":                  {keys: []string{fmt.Sprintf("%q: %q", "mac", xdp.GatewayMAC), ranges}, code: 7, want: []string{"not the gateway's"}},
+		"the veth's name":                {keys: []string{`"tapName": "eth0"`, ranges}, code: 7, want: []string{"tapName"}},
+		"chained":                        {keys: []string{`"prevResult": {"cniVersion": "1.0.0"}`, `"ipMasq": true`, ranges}, code: 7, want: []string{"ipam: want none", "ipMasq: want false"}},
+		"bandwidth":                      {keys: []string{`"runtimeConfig": {"bandwidth": {"ingressRate": 1}}`, ranges}, code: 7, want: []string{"runtimeConfig.bandwidth"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := planOf(t, conf(tc.keys...), tc.args)
@@ -83,19 +96,26 @@ func TestPlanSaysWhatAnAddWillDo(t *testing.T) {
 		args  string
 		check func(*Plan) (want, got any)
 	}{
-		"one queue by default":      {check: func(p *Plan) (any, any) { return 1, p.Queues }},
-		"argument before key":       {keys: []string{`"queues": 2`}, args: "TAP_QUEUES=4", check: func(p *Plan) (any, any) { return 4, p.Queues }},
-		"owner is root by default":  {check: func(p *Plan) (any, any) { return "0 none", optional(p.Owner) + " " + optional(p.Group) }},
-		"only a group":              {keys: []string{`"group": 107`}, check: func(p *Plan) (any, any) { return "none 107", optional(p.Owner) + " " + optional(p.Group) }},
-		"argument replaces both":    {keys: []string{`"owner": 1`, `"group": 2`}, args: "TC_REDIRECT_TAP_UID=1000", check: func(p *Plan) (any, any) { return optional(&one) + " none", optional(p.Owner) + " " + optional(p.Group) }},
-		"tap name":                  {check: func(p *Plan) (any, any) { return "tap-eth0", p.TapName }},
-		"tap name of other plugin":  {args: "TC_REDIRECT_TAP_NAME=vmtap0", check: func(p *Plan) (any, any) { return "vmtap0", p.TapName }},
-		"the runtime's MAC first":   {keys: []string{`"mac": "02:00:00:00:00:01"`, `"runtimeConfig": {"mac": "02:00:00:00:00:03"}`}, args: "MAC=02:00:00:00:00:02", check: func(p *Plan) (any, any) { return "02:00:00:00:00:03", p.MAC.String() }},
-		"plain without the opt-in":  {keys: []string{`"when": "annotated"`}, check: func(p *Plan) (any, any) { return true, p.Plain }},
-		"opt-in by annotation":      {keys: []string{`"when": "annotated"`, `"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"tapir.dev/tap": "true"}}`}, check: func(p *Plan) (any, any) { return false, p.Plain }},
-		"opt-in by argument":        {keys: []string{`"when": "annotated"`}, args: "TAP=1", check: func(p *Plan) (any, any) { return false, p.Plain }},
-		"unknown arguments let by":  {args: "IgnoreUnknown=1;FOO=bar;K8S_POD_NAME=p", check: func(p *Plan) (any, any) { return "c1", p.Key.ContainerID }},
-		"requested addresses":       {keys: []string{`"runtimeConfig": {"ips": ["10.9.0.9/24"]}`, `"args": {"cni": {"ips": ["10.9.0.8"]}}`}, args: "IP=10.9.0.7", check: func(p *Plan) (any, any) { return []string{"10.9.0.7", "10.9.0.8", "10.9.0.9/24"}, p.IPAM.Addresses }},
+		"one queue by default":     {check: func(p *Plan) (any, any) { return 1, p.Queues }},
+		"argument before key":      {keys: []string{`"queues": 2`}, args: "TAP_QUEUES=4", check: func(p *Plan) (any, any) { return 4, p.Queues }},
+		"owner is root by default": {check: func(p *Plan) (any, any) { return "0 none", optional(p.Owner) + " " + optional(p.Group) }},
+		"only a group":             {keys: []string{`"group": 107`}, check: func(p *Plan) (any, any) { return "none 107", optional(p.Owner) + " " + optional(p.Group) }},
+		"argument replaces both":   {keys: []string{`"owner": 1`, `"group": 2`}, args: "TC_REDIRECT_TAP_UID=1000", check: func(p *Plan) (any, any) { return optional(&one) + " none", optional(p.Owner) + " " + optional(p.Group) }},
+		"tap name":                 {check: func(p *Plan) (any, any) { return "tap-eth0", p.TapName }},
+		"tap name of other plugin": {args: "TC_REDIRECT_TAP_NAME=vmtap0", check: func(p *Plan) (any, any) { return "vmtap0", p.TapName }},
+		"the runtime's MAC first":  {keys: []string{`"mac": "02:00:00:00:00:01"`, `"runtimeConfig": {"mac": "02:00:00:00:00:03"}`}, args: "MAC=02:00:00:00:00:02", check: func(p *Plan) (any, any) { return "02:00:00:00:00:03", p.MAC.String() }},
+		"plain without the opt-in": {keys: []string{`"when": "annotated"`}, check: func(p *Plan) (any, any) { return true, p.Plain }},
+		"opt-in by annotation":     {keys: []string{`"when": "annotated"`, `"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"tapir.dev/tap": "true"}}`}, check: func(p *Plan) (any, any) { return false, p.Plain }},
+		"opt-in by argument":       {keys: []string{`"when": "annotated"`}, args: "TAP=1", check: func(p *Plan) (any, any) { return false, p.Plain }},
+		"unknown arguments let by": {args: "IgnoreUnknown=1;FOO=bar;K8S_POD_NAME=p", check: func(p *Plan) (any, any) { return "c1", p.Key.ContainerID }},
+		"requested addresses":      {keys: []string{`"runtimeConfig": {"ips": ["10.9.0.9/24"]}`, `"args": {"cni": {"ips": ["10.9.0.8"]}}`}, args: "IP=10.9.0.7", check: func(p *Plan) (any, any) { return []string{"10.9.0.7", "10.9.0.8", "10.9.0.9/24"}, p.IPAM.Addresses }},
+		"host without the opt-in":  {keys: []string{`"placement": "host"`, `"when": "annotated"`, `"vmm": "kata"`}, check: func(p *Plan) (any, any) { return "true false ", fmt.Sprint(p.Plain, " ", p.OnHost, " ", p.DAN) }},
+		"host with the opt-in": {keys: []string{`"placement": "host"`, `"when": "annotated"`, `"vmm": "kata"`, `"danDir": "/dans"`}, args: "TAP=1", check: func(p *Plan) (any, any) {
+			return "false true /dans/c1.json", fmt.Sprint(p.Plain, " ", p.OnHost, " ", p.DAN)
+		}},
+		"no DAN file for others":    {keys: []string{`"placement": "host"`}, check: func(p *Plan) (any, any) { return "true ", fmt.Sprint(p.OnHost, " ", p.DAN) }},
+		"a veth for Kata's scan":    {keys: []string{`"vmm": "kata"`}, check: func(p *Plan) (any, any) { return "true false ", fmt.Sprint(p.Plain, " ", p.OnHost, " ", p.DAN) }},
+		"on the host any name":      {keys: []string{`"placement": "host"`, `"tapName": "eth0"`}, check: func(p *Plan) (any, any) { return "eth0", p.TapName }},
 		"the runtime's names first": {keys: []string{`"dns": {"nameservers": ["192.0.2.1"]}`, `"runtimeConfig": {"dns": {"servers": ["192.0.2.2"]}}`}, check: func(p *Plan) (any, any) { return []string{"192.0.2.2"}, p.DNS.Nameservers }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -115,7 +135,7 @@ func TestDerivedNamesAreStableUniqueAndLegal(t *testing.T) {
 	seen := map[string]state.Key{}
 	for i := range 2000 {
 		key := state.Key{Network: "net", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0"}
-		mac, name := derivedMAC(key), hostName(key)
+		mac, name, onHost := derivedMAC(key), hostName(key), hostTapName(key)
 		if !bytes.Equal(mac, derivedMAC(key)) || name != hostName(key) {
 			t.Fatalf("%s: derived twice, got two", key)
 		}
@@ -125,7 +145,10 @@ func TestDerivedNamesAreStableUniqueAndLegal(t *testing.T) {
 		if len(name) > maxNameLen {
 			t.Fatalf("%s: name %q has %d bytes", key, name, len(name))
 		}
-		for _, s := range []string{mac.String(), name} {
+		if len(onHost) > maxNameLen || !strings.HasPrefix(onHost, hostEndPrefix+"t") || onHost != hostTapName(key) {
+			t.Fatalf("%s: TAP in the host's netns: got %q", key, onHost)
+		}
+		for _, s := range []string{mac.String(), name, onHost} {
 			if other, ok := seen[s]; ok {
 				t.Fatalf("%s and %s both have %s", key, other, s)
 			}

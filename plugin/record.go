@@ -18,7 +18,7 @@ func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 	p := a.plan
 	rec := &state.Attachment{
 		Key: p.Key, Status: state.Pending, Created: time.Now().UTC().Truncate(time.Millisecond), Netns: p.Netns,
-		Placement: PlacementPod, VMM: p.VMM, DNS: p.DNS, SpoofCheck: p.SpoofCheck, Programs: a.progs.Digest(), Chained: p.Chained,
+		Placement: PlacementPod, DAN: p.DAN, VMM: p.VMM, DNS: p.DNS, SpoofCheck: p.SpoofCheck, Programs: a.progs.Digest(), Chained: p.Chained,
 	}
 	if !p.Plain {
 		rec.TAP = state.Device{Name: p.TapName, MAC: xdp.GatewayMAC.String()}
@@ -27,8 +27,12 @@ func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 	if p.Chained {
 		return rec, a.recordForeign(rec)
 	}
-	rec.Pod = state.Device{Name: p.Key.IfName, MAC: p.MAC.String()}
-	rec.Host = state.Device{Name: p.HostName, MAC: xdp.GatewayMAC.String()}
+	if p.OnHost {
+		rec.Placement = PlacementHost
+	} else {
+		rec.Pod = state.Device{Name: p.Key.IfName, MAC: p.MAC.String()}
+		rec.Host = state.Device{Name: p.HostName, MAC: xdp.GatewayMAC.String()}
+	}
 	rec.GuestMAC = p.MAC.String()
 	method, err := redirectMethod(p.Redirect)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -37,12 +38,14 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 	}
 	p.trace.Mark("state")
 
+	// First, so that Kata is led to no TAP that goes, and while the TAP tells whose the entry is.
+	danErr := p.removeDAN(rec, ok)
 	// Both wait for RCU grace periods in the kernel: together they wait for the same ones.
 	masquerade := make(chan error, 1)
 	go func() { masquerade <- removeMasqueradeOf(rec) }()
 	indexes, devicesErr := removeDevices(rec, netnsPath)
 	p.trace.Mark("devices")
-	err = errors.Join(devicesErr, p.removeEntries(rec.Programs, indexes), <-masquerade)
+	err = errors.Join(danErr, devicesErr, p.removeEntries(rec.Programs, indexes), <-masquerade)
 	p.trace.Mark("BPF and masquerade")
 	if err != nil {
 		// The record stays, so that the next DEL, GC or the agent finds what is left.
@@ -62,8 +65,12 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
 	indexes := recordedIndexes(rec)
 	var errs []error
+	paths := []string{rec.Netns, netnsPath}
+	if rec.OnHost() {
+		paths = nil // in the sandbox it has nothing
+	}
 	// The tags tell whose a device is, so that a path that another sandbox has now does no harm.
-	for _, path := range slices.Compact([]string{rec.Netns, netnsPath}) {
+	for _, path := range slices.Compact(paths) {
 		if path == "" {
 			continue
 		}
@@ -71,20 +78,50 @@ func removeDevices(rec state.Attachment, netnsPath string) ([]uint32, error) {
 		indexes = append(indexes, found...)
 		errs = append(errs, err)
 	}
-	found, err := removeHostEnd(rec)
+	found, err := removeOnHost(rec)
 	return append(indexes, found...), errors.Join(append(errs, err)...)
 }
 
-// removeHostEnd deletes the host end. Mostly it went with its peer, unless that netns is out of reach or the pod end was
-// never made.
-func removeHostEnd(rec state.Attachment) ([]uint32, error) {
-	name := cmp.Or(rec.Host.Name, hostName(rec.Key))
+// removeDAN takes the attachment out of Kata's file. A record that is not there, or was rebuilt, cannot tell whether there is one.
+func (p *plugin) removeDAN(rec state.Attachment, recorded bool) error {
+	path := rec.DAN
+	if path == "" {
+		name, err := danName(rec.ContainerID)
+		if recorded && !rec.Rebuilt || err != nil {
+			return nil //nolint:nilerr // ADD makes no file of that name
+		}
+		path = filepath.Join(p.danDir, name)
+	}
+	return removeDANDevice(nil, &rec, path)
+}
+
+// onHost are the names that the attachment's devices in the host's netns may have, with the ifindex where it is known.
+func onHost(rec state.Attachment) []state.Device {
+	end := state.Device{Name: cmp.Or(rec.Host.Name, hostName(rec.Key)), Index: rec.Host.Index}
+	switch {
+	case rec.OnHost():
+		return []state.Device{rec.TAP}
+	case rec.Status == "":
+		return []state.Device{end, {Name: hostTapName(rec.Key)}}
+	}
+	return []state.Device{end}
+}
+
+// removeOnHost deletes the host end or the TAP in the host's netns. A host end mostly went with its peer, unless that netns is out of
+// reach or the pod end was never made.
+func removeOnHost(rec state.Attachment) ([]uint32, error) {
+	devices := onHost(rec)
 	names, err := rtnl.OpenNames()
 	if err != nil {
 		return nil, err
 	}
 	defer names.Close()
-	if there, err := names.Any(name); err != nil || !there {
+	var wanted []string
+	for _, d := range devices {
+		wanted = append(wanted, d.Name)
+	}
+	unknown := rec.Status == "" // a TAP may have a name of its user's
+	if there, err := names.Any(wanted...); err != nil || !there && !unknown {
 		return nil, err
 	}
 	host, err := rtnl.Open()
@@ -92,17 +129,56 @@ func removeHostEnd(rec state.Attachment) ([]uint32, error) {
 		return nil, err
 	}
 	defer host.Close()
-	link, err := host.LinkByName(name)
+	var indexes []uint32
+	var errs []error
+	for _, d := range devices {
+		index, err := ownOnHost(host, d, rec)
+		if index == 0 {
+			errs = append(errs, err)
+			continue
+		}
+		indexes = append(indexes, uint32(index))
+		errs = append(errs, host.DeleteLink(index))
+	}
+	if unknown {
+		found, err := removeTaggedOnHost(host, rec)
+		indexes, errs = append(indexes, found...), append(errs, err)
+	}
+	return indexes, errors.Join(errs...)
+}
+
+// ownOnHost is the ifindex of a device if it is the attachment's, else 0.
+func ownOnHost(host *rtnl.Conn, d state.Device, rec state.Attachment) (int, error) {
+	link, err := host.LinkByName(d.Name)
 	switch {
 	case rtnl.Gone(err):
-		return nil, nil
+		return 0, nil
 	case err != nil:
-		return nil, fmt.Errorf("look up %q: %w", name, err)
-	case link.Attrs().Alias == rec.Alias() || link.Attrs().Alias == "" && (rec.Host.Index == 0 || link.Attrs().Index == rec.Host.Index):
-		// Untagged and without a record it is what an ADD left that could not take it back: the name is a hash of the key.
-		return []uint32{uint32(link.Attrs().Index)}, host.DeleteLink(link.Attrs().Index)
+		return 0, fmt.Errorf("look up %q: %w", d.Name, err)
 	}
-	return nil, nil
+	a := link.Attrs()
+	// Untagged and without a record it is what an ADD left that could not take it back: the name is a hash of the key.
+	if a.Alias == rec.Alias() || a.Alias == "" && (d.Index == 0 || a.Index == d.Index) {
+		return a.Index, nil
+	}
+	return 0, nil
+}
+
+// removeTaggedOnHost deletes TAPs in the host's netns that carry the attachment's tag, whatever their names.
+func removeTaggedOnHost(host *rtnl.Conn, rec state.Attachment) ([]uint32, error) {
+	links, err := host.Links()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var indexes []uint32
+	var errs []error
+	for _, l := range links {
+		if key, own := state.OwnDevice(l.Attrs()); own && key == rec.Key {
+			indexes = append(indexes, uint32(l.Attrs().Index))
+			errs = append(errs, host.DeleteLink(l.Attrs().Index))
+		}
+	}
+	return indexes, errors.Join(errs...)
 }
 
 // removeInPod deletes what the attachment has in the sandbox. A sandbox that is gone took it along.

@@ -22,24 +22,33 @@ func buildResult(rec *state.Attachment, plan *Plan) *current.Result {
 	if rec.TAP.Name == "" || plan.Layout == LayoutPlain {
 		return r
 	}
-	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.TAP.MAC, Mtu: rec.MTU, Sandbox: rec.Netns})
+	sandbox := rec.Netns
+	if rec.OnHost() {
+		// In CNI no sandbox is the host. The Firecracker SDK opens what stands there.
+		if sandbox = ""; plan.Layout == LayoutFirecracker {
+			sandbox = hostNetns
+		}
+	}
+	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.TAP.MAC, Mtu: rec.MTU, Sandbox: sandbox})
 	if plan.Layout == LayoutFirecracker {
 		addPseudo(r, rec)
 	}
 	return r
 }
 
+// hostNetns is a path of the node's netns for who can open one alone.
+const hostNetns = "/proc/1/ns/net"
+
 // ownResult is the layout "plain" of tapir alone.
 func ownResult(rec *state.Attachment) *current.Result {
-	r := &current.Result{
-		CNIVersion: current.ImplementedSpecVersion,
-		Interfaces: []*current.Interface{
-			{Name: rec.Host.Name, Mac: rec.Host.MAC, Mtu: rec.MTU},
-			{Name: rec.Pod.Name, Mac: rec.Pod.MAC, Mtu: rec.MTU, Sandbox: rec.Netns},
-		},
-		DNS: types.DNS(rec.DNS),
+	r := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{}, DNS: types.DNS(rec.DNS)}
+	var podEnd *int // none with placement host: the addresses are the guest's, and no interface of the sandbox has them
+	if !rec.OnHost() {
+		r.Interfaces = append(r.Interfaces,
+			&current.Interface{Name: rec.Host.Name, Mac: rec.Host.MAC, Mtu: rec.MTU},
+			&current.Interface{Name: rec.Pod.Name, Mac: rec.Pod.MAC, Mtu: rec.MTU, Sandbox: rec.Netns})
+		podEnd = current.Int(1)
 	}
-	const podEnd = 1
 	for _, a := range rec.Addresses {
 		r.IPs = append(r.IPs, ipConfig(a, podEnd))
 	}
@@ -56,14 +65,14 @@ func addPseudo(r *current.Result, rec *state.Attachment) {
 	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.GuestMAC, Mtu: rec.MTU, Sandbox: rec.ContainerID})
 	for _, a := range rec.Addresses {
 		if a.Prefix.Addr().Is4() && a.Gateway.IsValid() {
-			r.IPs = append(r.IPs, ipConfig(a, pseudo))
+			r.IPs = append(r.IPs, ipConfig(a, &pseudo))
 			return
 		}
 	}
 }
 
-func ipConfig(a state.Address, index int) *current.IPConfig {
-	return &current.IPConfig{Interface: current.Int(index), Address: *ipNet(a.Prefix), Gateway: ipOrNil(a.Gateway)}
+func ipConfig(a state.Address, index *int) *current.IPConfig {
+	return &current.IPConfig{Interface: index, Address: *ipNet(a.Prefix), Gateway: ipOrNil(a.Gateway)}
 }
 
 func ipOrNil(a netip.Addr) net.IP {

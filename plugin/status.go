@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -31,6 +32,11 @@ func (p *plugin) status(args *skel.CmdArgs) error {
 	}
 	if err := state.New(state.Config{Dir: cfg.StateDir}).Check(ctx); err != nil && !errors.Is(err, state.ErrLocked) {
 		errs = append(errs, err)
+	}
+	if cfg.VMM == tap.Kata && cfg.Placement == PlacementHost {
+		if st, err := os.Stat(cfg.DANDir); err == nil && !st.IsDir() {
+			errs = append(errs, fmt.Errorf("danDir: want a folder, got the file %s", cfg.DANDir))
+		}
 	}
 	if t := ipamTypeOf(cfg.IPAM); t != "" && t != ipamType {
 		errs = append(errs, delegate(ctx, "STATUS", t, args.StdinData))

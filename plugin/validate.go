@@ -13,8 +13,8 @@ import (
 
 // Values of the enumerated keys.
 const (
-	PlacementPod  = "pod"
-	PlacementHost = "host"
+	PlacementPod  = state.PlacementPod
+	PlacementHost = state.PlacementHost
 
 	LayoutCRI         = "cri"
 	LayoutFirecracker = "firecracker"
@@ -39,6 +39,10 @@ func (c *Config) validate() faults {
 	var fs faults
 	c.validateTap(&fs)
 	c.validateEnums(&fs)
+	c.validateKata(&fs)
+	if c.Placement == PlacementHost && c.XDP.Mode != "off" {
+		fs.Add("xdp.mode", `want "off" with placement "host": what the guest sends is in the host's stack at once`)
+	}
 	c.validateNotBuilt(&fs)
 	for i, s := range c.NonMasqueradeCIDRs {
 		if _, err := netip.ParsePrefix(s); err != nil {
@@ -66,6 +70,7 @@ func (c *Config) validateTap(fs *faults) {
 	checkQueues(fs, "queues", c.VMM, c.Queues)
 	if c.TapName != "" {
 		checkDeviceName(fs, "tapName", c.TapName)
+		checkHostTapName(fs, "tapName", c.TapName, c.Placement == PlacementHost)
 	}
 	if c.MTU != 0 && (c.MTU < tap.MinMTU || c.MTU > tap.MaxMTU) {
 		fs.Add("mtu", fmt.Sprintf("want 0 or %d to %d, got %d", tap.MinMTU, tap.MaxMTU, c.MTU))
@@ -86,9 +91,9 @@ func (c *Config) validateEnums(fs *faults) {
 		want      []string
 		later     []string // known, and refused by validateNotBuilt
 	}{
-		{"vmm", c.VMM, []string{tap.Generic, tap.Firecracker, tap.CloudHypervisor, tap.QEMU}, []string{tap.Kata}},
+		{"vmm", c.VMM, []string{tap.Generic, tap.Firecracker, tap.CloudHypervisor, tap.QEMU, tap.Kata}, nil},
 		{"when", c.When, []string{whenAlways, whenAnnotated}, nil},
-		{"placement", c.Placement, []string{PlacementPod}, []string{PlacementHost}},
+		{"placement", c.Placement, []string{PlacementPod, PlacementHost}, nil},
 		{"redirect", c.Redirect, []string{redirectAuto, redirectTCX, redirectClsact}, nil},
 		{"xdp.mode", c.XDP.Mode, []string{"off"}, []string{"auto", "native", "generic"}},
 		{"result", c.Result, []string{LayoutCRI, LayoutFirecracker, LayoutPlain}, nil},
@@ -101,13 +106,7 @@ func (c *Config) validateEnums(fs *faults) {
 
 // validateNotBuilt refuses what the contract names and this version cannot do yet: a key is never ignored.
 func (c *Config) validateNotBuilt(fs *faults) {
-	if c.Placement == PlacementHost {
-		fs.Add("placement", `"host" is not built yet; use "pod"`)
-	}
-	if c.VMM == tap.Kata {
-		fs.Add("vmm", `"kata" is not built yet; use "generic"`)
-	}
-	if c.XDP.Mode != "off" && slices.Contains([]string{"auto", "native", "generic"}, c.XDP.Mode) {
+	if c.XDP.Mode != "off" && c.Placement != PlacementHost && slices.Contains([]string{"auto", "native", "generic"}, c.XDP.Mode) {
 		fs.Add("xdp.mode", fmt.Sprintf("%q is not built yet; use \"off\"", c.XDP.Mode))
 	}
 	if c.XDP.Uplink != "" {
@@ -161,6 +160,13 @@ func checkDeviceName(fs *faults, path, name string) {
 		fs.Add(path, fmt.Sprintf("want the name of a network device, got %q", name))
 	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '/' || r == ':' || r == '%' }):
 		fs.Add(path, fmt.Sprintf("want a name without spaces, '/', ':' and '%%', got %q", name))
+	}
+}
+
+// checkHostTapName keeps a TAP in the host's netns from the names that tapir derives for devices there.
+func checkHostTapName(fs *faults, path, name string, onHost bool) {
+	if onHost && strings.HasPrefix(name, hostEndPrefix) {
+		fs.Add(path, fmt.Sprintf("want a name that does not start with %q, as the host ends of this node do, got %q", hostEndPrefix, name))
 	}
 }
 

@@ -92,15 +92,16 @@ type Attachment struct {
 	Netns   string    `json:"netns"` // CNI_NETNS; empty after a rebuild from the kernel
 
 	TAP  Device `json:"tap,omitzero"`  // zero for a plain pod
-	Pod  Device `json:"pod,omitzero"`  // the veth's end in the pod's netns
-	Host Device `json:"host,omitzero"` // the veth's end in the host's netns
+	Pod  Device `json:"pod,omitzero"`  // the veth's end in the pod's netns; zero with placement host
+	Host Device `json:"host,omitzero"` // the veth's end in the host's netns; zero with placement host
 
 	// Group is the IFLA_GROUP of the attachment's devices in the pod's netns: one request deletes them all.
 	Group uint32 `json:"group,omitempty"`
 
-	Placement string `json:"placement"` // pod | host
+	Placement string `json:"placement"`     // [PlacementPod] or [PlacementHost]; a plain pod's is the former
+	DAN       string `json:"dan,omitempty"` // path of the file by which Kata finds the TAP
 	VMM       string `json:"vmm"`
-	Queues    int    `json:"queues"` // 0 for a plain pod
+	Queues    int    `json:"queues"` // 0 for a plain pod, and where a record was rebuilt from a multi-queue TAP
 	Owner     *int   `json:"owner,omitempty"`
 	GroupID   *int   `json:"groupID,omitempty"` // the TAP's group
 	TxQueue   int    `json:"txQueueLen,omitempty"`
@@ -117,11 +118,32 @@ type Attachment struct {
 	Answer    []netip.Addr `json:"answer,omitempty"`    // gateways that the TAP answers for, on the interface of another plugin
 	AnswerMAC string       `json:"answerMAC,omitempty"` // with this MAC
 
+	XDP       XDP        `json:"xdp,omitzero"`        // its part in the shortcut
+	Bandwidth *Bandwidth `json:"bandwidth,omitempty"` // its limits; nil: none
+
 	SpoofCheck bool   `json:"spoofCheck"`
 	Masquerade string `json:"masquerade,omitempty"` // the nftables chain that masquerades it
 	Redirect   string `json:"redirect,omitempty"`   // tcx | clsact: what is attached
 	Programs   string `json:"programs,omitempty"`   // the digest of the pinned programs that are attached
 	Rebuilt    bool   `json:"rebuilt,omitempty"`    // the record was rebuilt from the kernel
+}
+
+// Where a TAP may stand.
+const (
+	PlacementPod  = "pod"
+	PlacementHost = "host"
+)
+
+// OnHost reports whether the TAP stands in the host's netns and there is no veth.
+func (a Attachment) OnHost() bool { return a.Placement == PlacementHost }
+
+// TAPNetns is the path of the netns that the TAP stands in; "" is the host's, in which whoever asks is taken to run. known is false
+// for a record that was rebuilt from the kernel and whose TAP is in a sandbox.
+func (a Attachment) TAPNetns() (path string, known bool) {
+	if a.OnHost() {
+		return "", true
+	}
+	return a.Netns, a.Netns != ""
 }
 
 func (a Attachment) String() string { return fmt.Sprintf("%s (%s)", a.Key, a.Status) }

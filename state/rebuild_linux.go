@@ -14,11 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostEndPrefix starts the names of the devices that tapir makes in the host's network namespace.
+// hostEndPrefix starts the names that tapir gives to devices in the host's network namespace. Only a TAP there may have one of its
+// user's.
 const hostEndPrefix = "tpr"
 
+// OwnDevice tells whether a device of the host's network namespace is one that tapir made, and whose. An alias alone anybody may set:
+// name or ifindex must fit as well.
+func OwnDevice(a *netlink.LinkAttrs) (Key, bool) {
+	if !strings.HasPrefix(a.Name, hostEndPrefix) && !OwnIndex(a.Index) {
+		return Key{}, false
+	}
+	return ParseAlias(a.Alias)
+}
+
 // ScanKernel finds the attachments whose devices are in the network namespace of the calling thread, which is the
-// host's, by their names and ifalias. Addresses are those of the host routes and of the permanent neighbours on the device; their
+// host's: those that are an [OwnDevice]. Addresses are those of the host routes and of the permanent neighbours on the device; their
 // on-link prefix length, gateway, the netns and what only the configuration knows stay unset. The order is that of
 // the kernel's ifindexes.
 func ScanKernel(ctx context.Context) ([]Attachment, error) {
@@ -30,20 +40,24 @@ func ScanKernel(ctx context.Context) ([]Attachment, error) {
 	var order []int
 	for _, link := range links {
 		attrs := link.Attrs()
-		key, ok := ParseAlias(attrs.Alias)
-		if !ok || !strings.HasPrefix(attrs.Name, hostEndPrefix) {
-			continue // an alias alone anybody may set
+		key, ok := OwnDevice(attrs)
+		if !ok {
+			continue
 		}
 		a := &Attachment{Key: key, Status: Ready, Created: time.Now().UTC(), MTU: attrs.MTU, Rebuilt: true}
 		device := Device{Name: attrs.Name, Index: attrs.Index, MAC: attrs.HardwareAddr.String()}
 		if link.Type() == "veth" {
-			a.Placement = "pod"
+			a.Placement = PlacementPod
 			a.Host = device
 			// The peer's name is CNI_IFNAME, which an operator may have changed since; its index is the kernel's.
 			a.Pod = Device{Name: key.IfName, Index: attrs.ParentIndex}
 		} else {
-			a.Placement = "host"
-			a.TAP = device
+			a.Placement = PlacementHost
+			a.TAP, a.TxQueue = device, attrs.TxQLen
+			// How many queues a multi-queue TAP was made for the kernel does not know.
+			if tun, ok := link.(*netlink.Tuntap); ok && tun.Flags&netlink.TUNTAP_MULTI_QUEUE == 0 {
+				a.Queues = 1
+			}
 		}
 		byIndex[attrs.Index] = a
 		order = append(order, attrs.Index)

@@ -156,7 +156,8 @@ func authorise(p peer, a state.Attachment, dir string, r client.Request) *client
 	if p.uid == 0 {
 		return nil
 	}
-	status, err := tap.ReadStatus(a.Netns, a.TAP.Index)
+	netns, _ := a.TAPNetns() // open has looked
+	status, err := tap.ReadStatus(netns, a.TAP.Index)
 	if err != nil {
 		return openRefusal(err)
 	}

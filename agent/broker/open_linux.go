@@ -31,13 +31,14 @@ func Open(a state.Attachment, count int) (*tap.Queues, client.Description, error
 	if err != nil {
 		return nil, client.Description{}, err
 	}
-	q, openErr := tap.OpenQueues(tap.QueueOptions{Netns: a.Netns, Name: a.TAP.Name, Index: a.TAP.Index, Count: count, NAPI: !a.NoNAPI})
+	netns, _ := a.TAPNetns() // open has looked
+	q, openErr := tap.OpenQueues(tap.QueueOptions{Netns: netns, Name: a.TAP.Name, Index: a.TAP.Index, Count: count, NAPI: !a.NoNAPI})
 	if openErr != nil {
 		return nil, client.Description{}, openRefusal(openErr)
 	}
 	d := client.Description{
 		Version: client.Version, Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName,
-		Name: q.Name, Netns: a.Netns, MTU: a.MTU, MAC: a.GuestMAC, Queues: count, Flags: int(q.Flags), NAPI: q.Flags&unix.IFF_NAPI != 0,
+		Name: q.Name, Netns: netns, MTU: a.MTU, MAC: a.GuestMAC, Queues: count, Flags: int(q.Flags), NAPI: q.Flags&unix.IFF_NAPI != 0,
 	}
 	if q.Flags&unix.IFF_VNET_HDR != 0 {
 		size, err := unix.IoctlGetInt(q.FDs()[0], unix.TUNGETVNETHDRSZ)
@@ -49,23 +50,28 @@ func Open(a state.Attachment, count int) (*tap.Queues, client.Description, error
 	return q, d, nil
 }
 
-// open tells whether the attachment has a TAP that could be opened: made whole, in a network namespace that is there.
+// open tells whether the attachment has a TAP that could be opened: made whole, in a network namespace that is there. That of a TAP in
+// the host's is this process's own.
 func open(a state.Attachment) error {
+	netns, known := a.TAPNetns()
 	switch {
 	case a.Status != state.Ready:
 		return refuse(client.NotReady, "attachment %q: want it ready, got %q: its ADD has not ended", a.Key, a.Status)
 	case a.TAP.Index == 0:
 		return refuse(client.NoTAP, "attachment %q has no TAP", a.Key)
-	case a.Netns == "":
+	case !known:
 		return refuse(client.NetnsGone, "attachment %q: its network namespace is not known: the record was rebuilt from the kernel", a.Key)
 	}
+	if netns == "" {
+		return nil
+	}
 	var sfs unix.Statfs_t
-	err := unix.Statfs(a.Netns, &sfs)
+	err := unix.Statfs(netns, &sfs)
 	if err == nil && sfs.Type != unix.NSFS_MAGIC {
 		err = errors.New("it is a file and no namespace: it was unmounted")
 	}
 	if err != nil {
-		return refuse(client.NetnsGone, "attachment %q: network namespace %q: %v", a.Key, a.Netns, err)
+		return refuse(client.NetnsGone, "attachment %q: network namespace %q: %v", a.Key, netns, err)
 	}
 	return nil
 }
@@ -73,6 +79,9 @@ func open(a state.Attachment) error {
 // queueCount is how many queues to open.
 func queueCount(a state.Attachment, asked int) (int, *client.Error) {
 	have := max(a.Queues, 1)
+	if a.Rebuilt && a.Queues == 0 && asked > 0 {
+		have = tap.MaxQueues // a multi-queue TAP, and how many it was made for nobody knows any more
+	}
 	switch {
 	case asked < 0 || asked > tap.MaxQueues:
 		return 0, refuse(client.BadQueues, "queues: want 1 to %d, or 0 for all, got %d", tap.MaxQueues, asked)

@@ -38,7 +38,7 @@ type Description struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifName"`
 	Name        string `json:"name"`        // the TAP's, in its netns
-	Netns       string `json:"netns"`       // path; a queue works in every netns
+	Netns       string `json:"netns"`       // path, empty where the TAP is in the host's; a queue works in every netns
 	MTU         int    `json:"mtu"`         // bytes
 	MAC         string `json:"mac"`         // the guest's, as the VMM must present it
 	Queues      int    `json:"queues"`      // descriptors, each one queue pair of the guest

@@ -171,7 +171,11 @@ func inspectOne(o *options, a recorded) finding {
 		return finding{name, bad, "its ADD did not finish", `DEL it, or run "tapirctl cleanup"`}
 	}
 	if a.Netns == "" {
-		return finding{name, limited, "was rebuilt from the kernel; its sandbox is not known", "it goes with its sandbox or by DEL"}
+		advice := "it goes with its sandbox or by DEL"
+		if a.OnHost() {
+			advice = "it goes by DEL or GC, or where tapirctl gc finds that the runtime has no such sandbox"
+		}
+		return finding{name, limited, "was rebuilt from the kernel; its sandbox is not known", advice}
 	}
 	wrong, err := plugin.Inspect(a.Attachment, o.bpffs)
 	switch {

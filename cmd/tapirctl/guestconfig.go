@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -11,7 +12,7 @@ import (
 )
 
 // forms are what guest-config can print, in the order of the whole.
-var forms = []string{"all", "qemu", "qemu-microvm", "firecracker", "cloud-hypervisor", "ip", "network-config"}
+var forms = []string{"all", "qemu", "qemu-microvm", "firecracker", "cloud-hypervisor", "fds", "kata", "ip", "network-config"}
 
 func newGuestConfig(o *options) *cobra.Command {
 	var form string
@@ -20,7 +21,8 @@ func newGuestConfig(o *options) *cobra.Command {
 		Use:   "guest-config CONTAINER-ID[/IFNAME]",
 		Short: "Print what a VMM and its guest must be told to use an attachment",
 		Long: `Print, for one attachment, QEMU arguments, Firecracker JSON and boot argument, Cloud Hypervisor arguments, a kernel
-ip= line and a cloud-init network-config (version 2). What a VMM cannot do is said with the reason.`,
+ip= line and a cloud-init network-config (version 2), the commands by which its queues get NAPI (tapirctl fds, or exec for a VMM that
+takes no open queues), and for vmm kata the DAN file. What a VMM cannot do is said with the reason.`,
 		Example: "  tapirctl guest-config 7f3a --format qemu-microvm",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,6 +68,8 @@ func printForms(w io.Writer, all guestconfig.All, form string) error {
 		{"qemu-microvm", "QEMU, -M microvm", guestconfig.ShellJoin(all.QEMUMicroVM), all.Refused["qemuMicroVM"]},
 		{"firecracker", "Firecracker", firecracker, all.Refused["firecracker"]},
 		{"cloud-hypervisor", "Cloud Hypervisor", guestconfig.ShellJoin(all.CloudHypervisor), all.Refused["cloudHypervisor"]},
+		{"fds", "with NAPI on each queue", commands(all), all.Refused["fds"]},
+		{"kata", "Kata Containers, DAN file", all.DAN, noDAN(all)},
 		{"ip", "kernel boot argument", all.IPLine, all.Refused["ipLine"]},
 		{"network-config", "cloud-init network-config, version 2", all.NetworkConfig, all.Refused["networkConfig"]},
 	}
@@ -83,7 +87,29 @@ func printForms(w io.Writer, all guestconfig.All, form string) error {
 		}
 	}
 	if form == "all" {
-		fmt.Fprintf(w, "# The VMM opens %q in %s. The guest wants at least %d vCPU.\n", all.Guest.TAP, all.Guest.Netns, all.MinVCPUs)
+		where := all.Guest.Netns
+		if all.Guest.OnHost {
+			where = "the host's network namespace"
+		}
+		fmt.Fprintf(w, "# The VMM opens %q in %s. The guest wants at least %d vCPU.\n", all.Guest.TAP, where, all.MinVCPUs)
 	}
 	return nil
+}
+
+// commands are the lines that start the VMMs, those by fds first.
+func commands(all guestconfig.All) string {
+	var lines []string
+	for _, byVMM := range []map[string][]string{all.FDs, all.Exec} {
+		for _, vmm := range slices.Sorted(maps.Keys(byVMM)) {
+			lines = append(lines, guestconfig.ShellJoin(byVMM[vmm])+" …")
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func noDAN(all guestconfig.All) string {
+	if all.DAN == "" {
+		return `a file is written with "vmm": "kata" and "placement": "host"`
+	}
+	return ""
 }

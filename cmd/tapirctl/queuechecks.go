@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
 )
 
 // queueFindings says of each attachment which of its queues run NAPI, and why the others do not. Nothing of it is bad: a queue without
@@ -87,12 +88,26 @@ func explainQueues(rows []queueRow) finding {
 	case r.NAPI == unknown:
 		return finding{name, limited, strings.TrimSuffix(r.State+": "+r.Note, ": "), "NAPI is told of queues that a process holds"}
 	}
-	return finding{name, limited, what + ": no NAPI: " + whyNoNAPI(r), withoutNAPI}
+	return finding{name, limited, what + ": no NAPI: " + whyNoNAPI(r), withoutNAPI(r)}
 }
 
-// withoutNAPI is what to do about a queue that runs without.
-const withoutNAPI = `start the VMM with "tapirctl exec", or give it queues that were opened with IFF_NAPI; ` +
-	"where the guest sends large frames (TSO) nothing is lost without"
+// withoutNAPI is what to do about a queue that runs without: the first of the ways onto a queue that the VMM knows.
+func withoutNAPI(r queueRow) string {
+	const nothingLost = "; where the guest sends large frames (TSO) nothing is lost without"
+	attachment := r.ContainerID + "/" + r.IfName
+	supervised := fmt.Sprintf("start it as \"tapirctl exec --attachment %s -- VMM …\"", attachment)
+	handed := fmt.Sprintf("start it as \"tapirctl fds --attachment %s -- VMM …\", with {fds} or {fd} among its arguments", attachment)
+	profile, err := tap.ProfileOf(r.vmm)
+	switch {
+	case err != nil || profile.VMM == tap.Generic:
+		return handed + "; where it takes no open queues " + supervised + nothingLost
+	case profile.OwnTAP:
+		return profile.Title + " opens its TAPs by name: " + supervised + ", with the runtime's shim for the VMM" + nothingLost
+	case profile.FDs:
+		return handed + nothingLost
+	}
+	return profile.Title + " takes no open queues: " + supervised + nothingLost
+}
 
 func whyNoNAPI(r queueRow) string {
 	switch r.Opened {

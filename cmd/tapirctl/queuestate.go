@@ -32,7 +32,7 @@ const (
 // that nobody has opened.
 type queueRow struct {
 	state.Key
-	Netns      string  `json:"netns"`
+	Netns      string  `json:"netns"` // empty: the host's
 	TAP        string  `json:"tap"`
 	Queue      *int    `json:"queue,omitempty"`
 	State      string  `json:"state"` // enabled, disabled, held by no process, not open, or unknown
@@ -50,7 +50,8 @@ type queueRow struct {
 	Dropped    *uint64 `json:"dropped"`    // frames to the guest; of the device
 	Note       string  `json:"note,omitempty"`
 
-	noNAPI bool // the configuration says "napi": false
+	noNAPI bool   // the configuration says "napi": false
+	vmm    string // as the configuration names it
 }
 
 // queueReader joins what the kernel says of open files with what is recorded of attachments.
@@ -102,18 +103,19 @@ func (r *queueReader) look(all []recorded) ([]queueRow, error) {
 }
 
 func (r *queueReader) attachmentRows(a state.Attachment, open []queueiter.Queue) []queueRow {
+	path, known := a.TAPNetns()
 	base := queueRow{
-		Key: a.Key, Netns: a.Netns, TAP: a.TAP.Name, State: unknown, Opened: unknown, NAPI: unknown, Threaded: unknown,
-		MultiQueue: a.Queues > 1, Ring: a.TxQueue, TxQueueLen: a.TxQueue, noNAPI: a.NoNAPI,
+		Key: a.Key, Netns: path, TAP: a.TAP.Name, State: unknown, Opened: unknown, NAPI: unknown, Threaded: unknown,
+		MultiQueue: a.Queues > 1, Ring: a.TxQueue, TxQueueLen: a.TxQueue, noNAPI: a.NoNAPI, vmm: a.VMM,
 	}
-	netns, err := netnsInode(a.Netns)
+	netns, err := netnsInode(path, known)
 	if err != nil {
 		base.Note = err.Error()
 		return []queueRow{base}
 	}
 	counted := 0 // queues that the device has
-	switch status, err := tap.ReadStatus(a.Netns, a.TAP.Index); {
-	case a.Netns == "":
+	switch status, err := tap.ReadStatus(path, a.TAP.Index); {
+	case !known:
 		base.Note = "the sandbox is not known: the record was rebuilt from the kernel"
 	case err != nil:
 		base.Note = err.Error()
@@ -198,10 +200,13 @@ func program(h queueiter.Holder) string {
 	return filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
 }
 
-// netnsInode is the inode by which the kernel names a network namespace; 0 where the path is not known.
-func netnsInode(path string) (uint32, error) {
-	if path == "" {
+// netnsInode is the inode by which the kernel names a network namespace, "" this process's own; 0 where the path is not known.
+func netnsInode(path string, known bool) (uint32, error) {
+	switch {
+	case !known:
 		return 0, nil
+	case path == "":
+		path = "/proc/thread-self/ns/net"
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -4,15 +4,18 @@ import "strings"
 
 // All is a guest in every form, for machines. A form that this guest cannot take is empty, and Refused says why.
 type All struct {
-	Guest           Guest              `json:"guest"`
-	MinVCPUs        int                `json:"minVCPUs"`
-	QEMU            []string           `json:"qemu,omitempty"`        // for a machine with PCI
-	QEMUMicroVM     []string           `json:"qemuMicroVM,omitempty"` // for -M microvm
-	Firecracker     *FirecrackerConfig `json:"firecracker,omitempty"`
-	CloudHypervisor []string           `json:"cloudHypervisor,omitempty"`
-	IPLine          string             `json:"ipLine,omitempty"`        // boot argument
-	NetworkConfig   string             `json:"networkConfig,omitempty"` // YAML
-	Refused         map[string]string  `json:"refused,omitempty"`       // by the JSON name of the form
+	Guest           Guest               `json:"guest"`
+	MinVCPUs        int                 `json:"minVCPUs"`
+	QEMU            []string            `json:"qemu,omitempty"`        // for a machine with PCI
+	QEMUMicroVM     []string            `json:"qemuMicroVM,omitempty"` // for -M microvm
+	Firecracker     *FirecrackerConfig  `json:"firecracker,omitempty"`
+	CloudHypervisor []string            `json:"cloudHypervisor,omitempty"`
+	FDs             map[string][]string `json:"fds,omitempty"`           // by VMM: the command that starts it with open queues
+	Exec            map[string][]string `json:"exec,omitempty"`          // by VMM: that which starts it under the supervisor
+	DAN             string              `json:"dan,omitempty"`           // Kata's file
+	IPLine          string              `json:"ipLine,omitempty"`        // boot argument
+	NetworkConfig   string              `json:"networkConfig,omitempty"` // YAML
+	Refused         map[string]string   `json:"refused,omitempty"`       // by the JSON name of the form
 }
 
 // AllOptions gather the options of the single forms.
@@ -46,6 +49,10 @@ func (g Guest) All(o AllOptions) (All, error) {
 	}
 	all.CloudHypervisor, err = g.CloudHypervisor()
 	refuse("cloudHypervisor", err)
+	all.DAN = g.DAN
+	if all.FDs, all.Exec, err = g.Starts(o.QEMU); err != nil {
+		all.Refused["fds"] = err.Error()
+	}
 	all.IPLine, err = g.IPLine(o.IPLine)
 	refuse("ipLine", err)
 	all.NetworkConfig, err = g.NetworkConfig()

@@ -27,9 +27,13 @@ func (g Guest) CloudHypervisor() ([]string, error) {
 	return []string{"--net", strings.Join([]string{
 		"tap=" + g.TAP,
 		"mac=" + g.MAC,
-		p.CountKey + "=" + strconv.Itoa(p.Count(g.Queues)),
+		g.cloudHypervisorQueues(p),
 		"mtu=" + strconv.Itoa(g.MTU),
 	}, ",")}, nil
+}
+
+func (g Guest) cloudHypervisorQueues(p tap.Profile) string {
+	return p.CountKey + "=" + strconv.Itoa(p.Count(g.Queues))
 }
 
 // MinVCPUs is how many vCPUs the VM must boot with to use each queue pair. Cloud Hypervisor refuses to start with

@@ -27,15 +27,24 @@ type Guest struct {
 	Routes    []state.Route   `json:"routes,omitempty"`
 	DNS       state.DNS       `json:"dns,omitzero"`
 
-	TAP    string `json:"tap"`             // device name inside Netns
-	Queues int    `json:"queues"`          // queue pairs, 1 or more
-	VMM    string `json:"vmm,omitempty"`   // what the network configuration names, "generic" or one VMM
-	Netns  string `json:"netns,omitempty"` // path of the namespace in which the VMM opens the TAP
+	TAP    string `json:"tap"`              // device name inside Netns
+	Queues int    `json:"queues"`           // queue pairs, 1 or more
+	VMM    string `json:"vmm,omitempty"`    // what the network configuration names, "generic" or one VMM
+	Netns  string `json:"netns,omitempty"`  // path of the namespace in which the VMM opens the TAP; empty with OnHost
+	OnHost bool   `json:"onHost,omitempty"` // the TAP stands in the host's namespace
+
+	ContainerID string `json:"containerID,omitempty"` // with IfName what tapirctl calls the attachment
+	NoNAPI      bool   `json:"noNAPI,omitempty"`      // the network configuration says "napi": false
+	DAN         string `json:"dan,omitempty"`         // file by which Kata finds the TAP
 }
 
 // FromAttachment derives the guest of a recorded attachment. An attachment without a TAP, or one whose ADD has not
 // ended, has no guest: both are errors.
 func FromAttachment(a state.Attachment) (Guest, error) {
+	if a.TAP.Name == "" && a.VMM == tap.Kata {
+		return Guest{}, fmt.Errorf("guest of %s: the attachment has no TAP: Kata makes its own beside %q, and configures its guest by what it finds there",
+			a.Key, a.IfName)
+	}
 	if a.TAP.Name == "" {
 		return Guest{}, fmt.Errorf("guest of %s: the attachment has no TAP; it is a plain pod's", a.Key)
 	}
@@ -43,10 +52,12 @@ func FromAttachment(a state.Attachment) (Guest, error) {
 		return Guest{}, fmt.Errorf("guest of %s: the attachment is %q, want %q; its ADD has not ended or has crashed",
 			a.Key, a.Status, state.Ready)
 	}
+	netns, _ := a.TAPNetns()
 	g := Guest{
 		IfName: a.IfName, MAC: a.GuestMAC, MTU: a.MTU,
 		Addresses: slices.Clone(a.Addresses), Routes: slices.Clone(a.Routes), DNS: a.DNS,
-		TAP: a.TAP.Name, Queues: a.Queues, VMM: a.VMM, Netns: a.Netns,
+		TAP: a.TAP.Name, Queues: a.Queues, VMM: a.VMM, Netns: netns, OnHost: a.OnHost(),
+		ContainerID: a.ContainerID, NoNAPI: a.NoNAPI, DAN: a.DAN,
 	}
 	if err := g.Validate(); err != nil {
 		return Guest{}, fmt.Errorf("guest of %s: %w", a.Key, err)

@@ -22,6 +22,9 @@ type Query struct {
 // entry named q.IfName in a namespace, the TAP the entry after it in the same namespace, or the one that the pseudo
 // entry (sandbox == container id) names. Layout "plain" names no TAP and is an error.
 //
+// Placement host has no pod end: the TAP stands in "/proc/1/ns/net", addresses point to nothing, and only layout "firecracker" tells the
+// guest's MAC.
+//
 // A result does not say how many queues the TAP was made for: q.Queues does.
 func FromResult(result *types100.Result, q Query) (Guest, error) {
 	layout, err := readLayout(result, q)
@@ -37,6 +40,10 @@ func FromResult(result *types100.Result, q Query) (Guest, error) {
 			Search: result.DNS.Search, Options: result.DNS.Options,
 		},
 	}
+	if g.OnHost = layout.onHost; g.OnHost {
+		g.Netns = ""
+	}
+	g.ContainerID = q.ContainerID
 	if g.Addresses, err = addressesOf(result, layout); err == nil {
 		g.Routes, err = routesOf(result)
 	}
@@ -51,7 +58,26 @@ func FromResult(result *types100.Result, q Query) (Guest, error) {
 
 // layout holds the indices of a result's interfaces: the TAP, the entry with the guest's MAC, and the entry with
 // its addresses.
-type layout struct{ tap, guest, addresses int }
+type layout struct {
+	tap, guest, addresses int
+	onHost                bool
+}
+
+// hostNetns is what stands for the host's namespace in a result.
+const hostNetns = "/proc/1/ns/net"
+
+// hostLayout reads the layout "firecracker" of placement host; ok is false where it is none.
+func hostLayout(result *types100.Result, pseudo int) (l layout, ok bool) {
+	if pseudo < 0 {
+		return layout{}, false
+	}
+	for i, iface := range result.Interfaces {
+		if iface.Sandbox == hostNetns && iface.Name == result.Interfaces[pseudo].Name {
+			return layout{tap: i, guest: pseudo, addresses: -1, onHost: true}, true
+		}
+	}
+	return layout{}, false
+}
 
 func readLayout(result *types100.Result, q Query) (layout, error) {
 	pod, pseudo := -1, -1
@@ -67,6 +93,13 @@ func readLayout(result *types100.Result, q Query) (layout, error) {
 		case iface.Name == q.IfName && pod < 0:
 			pod = i
 		}
+	}
+	if l, ok := hostLayout(result, pseudo); ok {
+		return l, nil
+	}
+	if pod < 0 && len(result.Interfaces) == 1 && result.Interfaces[0].Sandbox == "" {
+		return layout{}, fmt.Errorf("%q is in the host's namespace, and the result does not tell the guest's MAC; set result \"firecracker\", or ask tapirctl guest-config",
+			result.Interfaces[0].Name)
 	}
 	if pod < 0 {
 		return layout{}, fmt.Errorf("no interface is named %q and has a sandbox", q.IfName)
