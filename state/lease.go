@@ -260,3 +260,9 @@ func parseRest(value []byte) (until, delay time.Duration, ok bool) {
 	delay = time.Duration(binary.BigEndian.Uint64(value[9:]))
 	return until, delay, true
 }
+
+// ForEachCursor calls fn with each range set that an address was given out of, by the name that [Tx.SetCursor] had for it, until fn
+// returns an error.
+func (tx *Tx) ForEachCursor(fn func(set string) error) error {
+	return tx.each(bucketCursors, nil, func(k, _ []byte) error { return fn(string(k)) })
+}

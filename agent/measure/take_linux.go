@@ -1,0 +1,272 @@
+package measure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/counts"
+	"github.com/tapir-cni/tapir/internal/links"
+	"github.com/tapir-cni/tapir/internal/sysfs"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap/queueiter"
+	"github.com/tapir-cni/tapir/xdp"
+	"golang.org/x/sys/unix"
+)
+
+// ipamMaxAge is how old the use of ranges may be where no state folder changed meanwhile.
+const ipamMaxAge = 10 * time.Second
+
+// absent tells whether an error says that a device or file is not there.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrClosed)
+}
+
+// take takes a sample.
+func (s *Sampler) take() *Sample {
+	out := &Sample{Time: time.Now(), QueuesErr: s.iterErr}
+	for _, a := range s.c.Watch.Snapshot() {
+		out.Attachments = append(out.Attachments, &Attachment{Attachment: a})
+	}
+	for what, read := range map[string]func(*Sample) error{
+		"links": s.readLinks, "queues": s.readQueues, "settings": s.readSettings, "frames": s.readFrames, "addresses": s.readIPAM, "calls": s.readCalls,
+	} {
+		if err := read(out); err != nil {
+			out.Problems = append(out.Problems, what+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+	}
+	slices.Sort(out.Problems)
+	out.Took = time.Since(out.Time)
+	return out
+}
+
+// readLinks reads every device of every attachment.
+func (s *Sampler) readLinks(out *Sample) error {
+	var refs []links.Ref
+	var to []func(*links.Link)
+	for _, a := range out.Attachments {
+		for r, at := range map[watch.Role]**links.Link{watch.TAP: &a.TAP, watch.Pod: &a.Pod, watch.Host: &a.Host} {
+			if ref, ok := a.Ref(r); ok {
+				refs = append(refs, ref)
+				to = append(to, func(l *links.Link) {
+					if a.Owns(r, l) {
+						*at = l
+					}
+				})
+			}
+		}
+	}
+	var errs []error
+	err := s.conn.Read(refs, func(i int, l *links.Link, err error) {
+		switch {
+		case err == nil:
+			to[i](l)
+		case !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL): // gone since the picture, alone or with its namespace
+			errs = append(errs, fmt.Errorf("%s: %w", refs[i], err))
+		}
+	})
+	return errors.Join(err, few(errs))
+}
+
+// few is the first of many errors: a thousand attachments can meet the same.
+func few(errs []error) error {
+	if len(errs) < 2 {
+		return errors.Join(errs...)
+	}
+	return fmt.Errorf("%w, and %d more", errs[0], len(errs)-1)
+}
+
+// readQueues asks once for the open files of all processes.
+func (s *Sampler) readQueues(out *Sample) error {
+	if s.iter == nil {
+		return nil // the sample says why
+	}
+	all, err := s.iter.Read()
+	if err != nil {
+		return err
+	}
+	byIndex := map[int][]queueiter.Queue{}
+	for _, q := range all {
+		byIndex[q.Device.Index] = append(byIndex[q.Device.Index], q)
+	}
+	for _, a := range out.Attachments {
+		if a.TAP == nil {
+			continue
+		}
+		for _, q := range byIndex[a.TAP.Index] {
+			if q.Device.Name == a.TAP.Name { // ifindexes of tapir's own TAPs are unique on the node
+				a.Queues = append(a.Queues, q)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Sampler) readSettings(out *Sample) error {
+	s.mu.Lock()
+	devices := make([]*sysfs.Device, len(out.Attachments))
+	for i, a := range out.Attachments {
+		devices[i] = s.devices[a.ID]
+	}
+	s.mu.Unlock()
+	var errs []error
+	for i, a := range out.Attachments {
+		var err error
+		if a.NAPI, err = readNAPI(devices[i]); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return few(errs)
+}
+
+// readFrames reads the counters of the redirect programs, and of the shortcut's.
+func (s *Sampler) readFrames(out *Sample) error {
+	var errs []error
+	failed := map[string]bool{}
+	for _, a := range out.Attachments {
+		digest := a.Record.Programs
+		if digest == "" || failed[digest] {
+			continue
+		}
+		p, err := s.version(digest)
+		if err != nil {
+			failed[digest] = true
+			if !errors.Is(err, fs.ErrNotExist) || a.TAP != nil {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		if a.Frames, err = p.Counters(countersOf(a.Record)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if s.c.Shortcut == nil {
+		return few(errs)
+	}
+	byIndex, err := s.c.Shortcut()
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, a := range out.Attachments {
+		a.Shortcut = byIndex[a.Record.TAP.Index]
+	}
+	return few(errs)
+}
+
+// countersOf is the key of an attachment's counters (plugin's reserve: the TAP's, or of a plain pod the host end's).
+func countersOf(a state.Attachment) uint32 {
+	return uint32(cmp.Or(a.TAP.Index, a.Host.Index))
+}
+
+// version is the pinned programs of a version. Pins that were replaced are opened anew: a clean-up and a new ADD make maps of the
+// same name.
+func (s *Sampler) version(digest string) (*xdp.Programs, error) {
+	if p := s.programs[digest]; p != nil {
+		if p.Pinned() {
+			return p, nil
+		}
+		delete(s.programs, digest)
+		if err := p.Close(); err != nil {
+			return nil, err
+		}
+	}
+	p, err := xdp.OpenVersion(s.c.BPFFS, digest)
+	if err != nil {
+		return nil, err
+	}
+	s.programs[digest] = p
+	return p, nil
+}
+
+func (s *Sampler) readCalls(out *Sample) error {
+	var errs []error
+	for _, dir := range s.c.StateDirs {
+		series, err := counts.Read(dir)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, one := range series {
+			out.Calls = append(out.Calls, Calls{Dir: dir, Series: one})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ipamCache is the use of ranges, which changes with the state, and with time where addresses rest.
+type ipamCache struct {
+	readings uint64 // of state folders that the watch had made
+	read     time.Time
+	ranges   []Range
+}
+
+// readIPAM reads the use of the ranges that addresses were given out of.
+func (s *Sampler) readIPAM(out *Sample) error {
+	readings := s.c.Watch.Stats().Readings
+	if !s.ipam.read.IsZero() && s.ipam.readings == readings && time.Since(s.ipam.read) < ipamMaxAge {
+		out.IPAM = s.ipam.ranges
+		return nil
+	}
+	var all []Range
+	var errs []error
+	for _, dir := range s.c.StateDirs {
+		var here []Range
+		err := s.stores[dir].View(context.Background(), func(tx *state.Tx) (err error) {
+			here, err = ranges(tx, dir)
+			return err
+		})
+		if err != nil {
+			errs = append(errs, err)
+		}
+		all = append(all, here...)
+	}
+	if len(errs) == 0 {
+		s.ipam = ipamCache{readings: readings, read: time.Now(), ranges: all}
+	}
+	out.IPAM = all
+	return errors.Join(errs...)
+}
+
+// ranges are those of one state folder. A set's name is its ranges, "first-last," one after the other (ipam's cursorKey); sets may share some.
+func ranges(tx *state.Tx, dir string) ([]Range, error) {
+	seen := map[string]bool{}
+	var list []Range
+	err := tx.ForEachCursor(func(set string) error {
+		for name := range strings.SplitSeq(strings.TrimSuffix(set, ","), ",") {
+			if seen[name] {
+				continue
+			}
+			seen[name] = true
+			from, to, _ := strings.Cut(name, "-")
+			first, firstErr := netip.ParseAddr(from)
+			last, lastErr := netip.ParseAddr(to)
+			if err := errors.Join(firstErr, lastErr); err != nil {
+				return fmt.Errorf("range %q of the state: %w", name, err)
+			}
+			use, err := tx.Usage(first, last)
+			if err != nil {
+				return err
+			}
+			list = append(list, Range{Dir: dir, Range: name, Size: size(first, last), Leased: use.Leased, Resting: use.Resting})
+		}
+		return nil
+	})
+	return list, err
+}
+
+// size is how many addresses there are from first to last; the largest number there is where they are more.
+func size(first, last netip.Addr) uint64 {
+	n := new(big.Int).Sub(new(big.Int).SetBytes(last.AsSlice()), new(big.Int).SetBytes(first.AsSlice()))
+	if n.Add(n, big.NewInt(1)); !n.IsUint64() {
+		return 1<<64 - 1
+	}
+	return n.Uint64()
+}
