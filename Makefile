@@ -79,6 +79,11 @@ bench-add: build refplugins $(TOOLS)/bench-add ## Measure ADD and DEL against br
 	@tools/setup.sh net
 	$(TOOLS)/bench-add -bin bin -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
 
+.PHONY: bench-xdp
+bench-xdp: build refplugins $(TOOLS)/bench-xdp ## Measure the XDP shortcut against bridge and tc mirred (BENCH_FLAGS=-profile)
+	@tools/setup.sh net
+	$(TOOLS)/bench-xdp -bin bin -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
+
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
 	tools/setup.sh net vm
@@ -118,3 +123,8 @@ $(TOOLS)/leftovers:
 $(TOOLS)/bench-add:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/add
+
+.PHONY: $(TOOLS)/bench-xdp
+$(TOOLS)/bench-xdp:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/xdp

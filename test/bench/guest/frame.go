@@ -28,10 +28,10 @@ const (
 
 // UDP is an IPv4 UDP frame to build.
 type UDP struct {
-	ToMAC, FromMAC   net.HardwareAddr
-	From, To         netip.AddrPort
-	Size             int  // bytes from the Ethernet header to the end, at least 46
-	PartialChecksum  bool // leave the checksum to the device, as a guest with checksum offload does; else it is complete
+	ToMAC, FromMAC  net.HardwareAddr
+	From, To        netip.AddrPort
+	Size            int  // bytes from the Ethernet header to the end, at least 46
+	PartialChecksum bool // leave the checksum to the device, as a guest with checksum offload does; else it is complete
 }
 
 // virtioNeedsChecksum is VIRTIO_NET_HDR_F_NEEDS_CSUM.

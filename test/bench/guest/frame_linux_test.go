@@ -41,7 +41,7 @@ func tapToHost(t *testing.T) (*guest.Queue, *net.UDPConn) {
 			t.Fatal(err)
 		}
 	})
-	t.Cleanup(func() { socket.Close() })
+	t.Cleanup(func() { _ = socket.Close() })
 	q, err := guest.Open(netns, "tap0", guest.OffloadNone)
 	if err != nil {
 		t.Fatal(err)

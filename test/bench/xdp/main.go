@@ -31,6 +31,7 @@ type options struct {
 	duration   time.Duration // of one measurement
 	tests      string
 	variants   string
+	conntrack  bool
 	profile    bool
 	progress   bool
 	json       string // file, "-" for standard output in place of the text
@@ -47,6 +48,7 @@ func main() {
 	flag.DurationVar(&o.duration, "duration", 2*time.Second, "how long one measurement takes")
 	flag.StringVar(&o.tests, "tests", "", "comma-separated `list` of tests: "+strings.Join(testNames(), ", ")+"; empty: all")
 	flag.StringVar(&o.variants, "variants", "", "comma-separated `list` of variants: "+strings.Join(variantNames(), ", ")+"; empty: all")
+	flag.BoolVar(&o.conntrack, "conntrack", false, "have the node track connections, as one with kube-proxy does; without, its stack is as fast as it can be")
 	flag.BoolVar(&o.profile, "profile", false, "after the rounds, profile each variant: time per run of each BPF program and, where perf is installed, the kernel's functions")
 	flag.BoolVar(&o.progress, "progress", false, "tell on standard error when a round is done")
 	flag.StringVar(&o.json, "json", "", "`file` to write the results to as JSON; -: standard output, in place of the text")
@@ -141,6 +143,11 @@ func run(o options, chosen []test) error {
 	n, err := node.New()
 	if err != nil {
 		return fmt.Errorf("set up the node: %w", err)
+	}
+	if o.conntrack {
+		if err := trackConnections(); err != nil {
+			return err
+		}
 	}
 	report, err := measure(o, n, chosen)
 	if err != nil {

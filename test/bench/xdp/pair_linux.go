@@ -87,8 +87,8 @@ func (p *pod) attach(n network, id, variant string) error {
 		return err
 	}
 	p.undo = append(p.undo, func() error {
-		_, err := n.call("DEL", id, p.netns, stdout)
-		return err
+		_, failed := n.call("DEL", id, p.netns, stdout)
+		return failed
 	})
 	if p.attachment, err = readResult(stdout, p.netns); err != nil {
 		return err

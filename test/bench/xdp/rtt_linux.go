@@ -95,7 +95,7 @@ func echo(q *guest.Queue, frame []byte, stop *atomic.Bool) error {
 				continue
 			}
 			guest.PutSequence(frame, guest.Sequence(buf))
-			if errno := q.Write(frame); errno != 0 {
+			if errno = q.Write(frame); errno != 0 {
 				return fmt.Errorf("write an answer: %w", errno)
 			}
 		case unix.EINTR:

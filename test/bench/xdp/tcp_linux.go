@@ -17,6 +17,9 @@ import (
 // chunk is what one write or read of a socket may move, in bytes.
 const chunk = 1 << 18
 
+// growth is the least time that a connection gets before it is measured.
+const growth = 100 * time.Millisecond
+
 // bulk sends TCP from one guest to the other as fast as it goes and gives bits per second of payload. The guests are netns
 // with the kernel's stack, joined to the pods' TAPs by pumps. offload is a TUN_F_* mask of what the guests' drivers have.
 func (p *pair) bulk(offload int, d time.Duration) (_ float64, err error) {
@@ -32,7 +35,9 @@ func (p *pair) bulk(offload int, d time.Duration) (_ float64, err error) {
 		pump := guest.StartPump(one.port, one.queue)
 		defer func() { err = errors.Join(err, pump.Stop()) }()
 	}
-	defer func() { err = errors.Join(err, p.sender().queue.SetOffload(guest.OffloadNone), p.receiver().queue.SetOffload(guest.OffloadNone)) }()
+	defer func() {
+		err = errors.Join(err, p.sender().queue.SetOffload(guest.OffloadNone), p.receiver().queue.SetOffload(guest.OffloadNone))
+	}()
 	s, err := p.connect()
 	if err != nil {
 		return 0, err
@@ -59,7 +64,7 @@ func (p *pair) connect() (*stream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen in the guest: %w", err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }() // one connection was all that it was for
 	s := &stream{done: make(chan error, 2)}
 	err = node.In(p.sender().inside, func() (failed error) {
 		s.sender, failed = net.DialTimeout("tcp4", listener.Addr().String(), patience)
@@ -77,17 +82,21 @@ func (p *pair) connect() (*stream, error) {
 	return s, nil
 }
 
-// measure sends for a quarter of the duration before it begins to count.
+// measure sends for a while before it begins to count, so that windows have grown. A connection that stands still (a lost frame
+// costs a short measurement all of its time) is waited for.
 func (s *stream) measure(d time.Duration) (bitsPerSecond float64, err error) {
 	go func() { s.done <- s.send() }()
 	go func() { s.done <- s.receive() }()
-	time.Sleep(d / 4)
+	time.Sleep(max(d/4, growth))
 	begin, before := time.Now(), s.bytes.Load()
 	time.Sleep(d)
-	after, took := s.bytes.Load(), time.Since(begin)
-	if after == before {
-		return 0, errors.New("the connection stands still")
+	for s.bytes.Load() == before {
+		if time.Since(begin) > patience {
+			return 0, fmt.Errorf("no byte arrived within %s", patience)
+		}
+		time.Sleep(time.Millisecond)
 	}
+	after, took := s.bytes.Load(), time.Since(begin)
 	return float64(after-before) * 8 / took.Seconds(), nil
 }
 

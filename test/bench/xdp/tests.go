@@ -108,7 +108,7 @@ func tcpCase(name, note string, offload int) testCase {
 	}}
 }
 
-// without gives the test with only those of its variants.
+// only gives the test with only those of its variants.
 func (t test) only(variants []string) test {
 	t.variants = slices.DeleteFunc(slices.Clone(t.variants), func(v string) bool { return !slices.Contains(variants, v) })
 	return t

@@ -66,16 +66,16 @@ func (r *Report) rows(t test, metric string) [][]string {
 	}
 	rows := [][]string{head}
 	for _, variant := range t.variants {
-		row, any := []string{titles[variant]}, false
+		row, measured := []string{titles[variant]}, false
 		for _, c := range t.cases {
 			s, ok := r.summary(t.name, c.name, variant, metric)
 			if !ok {
 				row = append(row, "")
 				continue
 			}
-			row, any = append(row, units[metric].cell(s)), true
+			row, measured = append(row, units[metric].cell(s)), true
 		}
-		if any {
+		if measured {
 			rows = append(rows, row)
 		}
 	}

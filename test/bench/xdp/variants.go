@@ -1,17 +1,14 @@
 package main
 
-import (
-	"path/filepath"
-	"slices"
-)
+import "path/filepath"
 
 // The variants, in the order of the tables.
 const (
-	bridged  = "bridge"  // bridge, veth, tc mirred: what the tc-redirect-tap plugin sets up
-	routed   = "default" // tapir, xdp off
-	shortcut = "xdp"     // tapir, xdp on
-	dropped  = "limit"   // XDP_DROP at the writer's TAP: what no forwarding can be faster than
-	guarded  = "bridge-tc"
+	bridged  = "bridge"    // bridge, veth, tc mirred: what the tc-redirect-tap plugin sets up
+	routed   = "default"   // tapir, xdp off
+	shortcut = "xdp"       // tapir, xdp on
+	dropped  = "limit"     // XDP_DROP at the writer's TAP: what no forwarding can be faster than
+	guarded  = "bridge-tc" // a pod of the bridge whose forged frames the node drops by a tc filter: for spoof floods alone
 )
 
 // What a table calls them.
@@ -68,9 +65,4 @@ func networkOf(o options, variant string) network {
 		return tapirNetwork(o, "native", "10.207.0.0/24")
 	}
 	return bridgeNetwork(o)
-}
-
-// forwarding are the variants whose frames arrive somewhere.
-func forwarding(variants []string) []string {
-	return slices.DeleteFunc(slices.Clone(variants), func(v string) bool { return v == dropped })
 }
