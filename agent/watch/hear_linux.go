@@ -112,8 +112,9 @@ func (l *loop) step(a *Attachment, r Role, now *links.Link) *Attachment {
 	if r != TAP {
 		before, after = 0, 0
 	}
-	if before > 0 && after > 0 && now.CarrierUps != was.CarrierUps {
-		// All queues were detached, and some attached again, before anybody looked.
+	if before > 0 && after > 0 && was.Carrier && now.CarrierUps != was.CarrierUps {
+		// All queues were detached, and some attached again, before anybody looked. (An attach's own message is sent before its carrier comes,
+		// and so has the count of the time before.)
 		down := *now
 		down.Queues, down.Carrier, down.CarrierUps = 0, false, was.CarrierUps
 		a, was, before = l.change(Event{Kind: QueueDetached, Before: a, After: with(&down)}), &down, 0

@@ -7,17 +7,25 @@ import (
 	"reflect"
 
 	"github.com/tapir-cni/tapir/internal/links"
+	"github.com/tapir-cni/tapir/state"
 	"golang.org/x/sys/unix"
 )
 
 // take holds what a folder records against the picture.
 func (l *loop) take(r reading) error {
-	var others []Attachment // new ones and those that changed, as they will be
+	var others []Attachment // new ones and those whose devices changed, as they will be
 	seen := make(map[ID]bool, len(r.records))
 	for _, rec := range r.records {
 		id := ID{Dir: r.dir, Key: rec.Key}
 		seen[id] = true
-		if known, ok := l.w.Attachment(id); !ok || !reflect.DeepEqual(known.Record, rec) {
+		known, ok := l.w.Attachment(id)
+		switch {
+		case ok && reflect.DeepEqual(known.Record, rec):
+		case ok && known.followed(rec):
+			next := *known
+			next.Record = rec
+			l.set(Event{Kind: Changed, Before: known, After: &next})
+		default:
 			others = append(others, Attachment{ID: id, Record: rec, NSID: links.Here})
 		}
 	}
@@ -28,10 +36,24 @@ func (l *loop) take(r reading) error {
 	}
 	err := l.look(others)
 	if delete(l.unread, r.dir); len(l.unread) == 0 {
-		// What an earlier Run knew may have changed without a message.
 		l.w.once.Do(func() { close(l.w.ready) })
 	}
 	return err
+}
+
+// followed tells whether the devices of another record are those whose messages are listened to already. To read them again would be
+// to know more than the messages that wait.
+func (a *Attachment) followed(rec state.Attachment) bool {
+	next := Attachment{Record: rec}
+	if a.Netns != NetnsThere || rec.Netns != a.Record.Netns {
+		return false
+	}
+	for _, r := range roles {
+		if a.device(r) != next.device(r) || a.device(r).Index != 0 && *a.link(r) == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // look reads the devices of attachments and puts them into the picture.
