@@ -44,7 +44,7 @@ const known = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NU
 // resolver asks one network namespace.
 type resolver struct {
 	conn    *rtnl.Conn
-	uplinks map[int]bool // nil: any device is one
+	uplinks map[int]Device
 
 	// The prefixes of each family that are routed, with where to; nil: not read since something changed.
 	routed map[int][]routed
@@ -79,7 +79,8 @@ func (r *resolver) hop(rt Route) (h Hop, ask bool, err error) {
 		h.Why = a.Name + " has no carrier"
 	case len(a.HardwareAddr) != 6 || a.RawFlags&(unix.IFF_LOOPBACK|unix.IFF_NOARP) != 0:
 		h.Why = a.Name + " is no Ethernet device"
-	case r.uplinks != nil && !r.uplinks[h.Dev]:
+	}
+	if _, ok := r.uplinks[h.Dev]; !ok && h.Why == "" {
 		h.Why = a.Name + " is no uplink of the shortcut"
 	}
 	if h.Why != "" {

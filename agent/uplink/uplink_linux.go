@@ -1,12 +1,14 @@
 package uplink
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 
 	"github.com/tapir-cni/tapir/internal/rtnl"
@@ -17,11 +19,26 @@ import (
 type Table interface {
 	// Routes are the routes of the map with their hops as they stand there.
 	Routes() (map[netip.Prefix]Entry, error)
-	// Uplinks are the ifindexes of the devices that frames may leave by; nil: of any.
-	Uplinks() (map[int]bool, error)
+	// Uplinks are the devices that frames may leave by, as they were when they became uplinks.
+	Uplinks() (map[int]Device, error)
+	// SetUplink says what an uplink is now.
+	SetUplink(d Device) error
+	// DropUplink forgets an uplink whose device is gone.
+	DropUplink(index int) error
 	// SetHop replaces the hop of a route. One that is gone is [fs.ErrNotExist].
 	SetHop(rt Route, h Hop) error
 	Close() error
+}
+
+// Device is an uplink.
+type Device struct {
+	Index int
+	MAC   net.HardwareAddr
+	MTU   int
+}
+
+func (d Device) equal(o Device) bool {
+	return d.Index == o.Index && d.MTU == o.MTU && bytes.Equal(d.MAC, o.MAC)
 }
 
 // Entry is a route as the map has it.
@@ -43,7 +60,7 @@ type Config struct {
 type Uplink struct {
 	c       Config
 	table   Table // nil: none is pinned
-	uplinks map[int]bool
+	uplinks map[int]Device
 	now     map[netip.Prefix]Entry
 }
 
@@ -134,8 +151,8 @@ func (u *Uplink) apply(conn *rtnl.Conn, c change) error {
 			return err
 		}
 	}
+	errs := []error{u.keepUplinks(conn, c)}
 	r := &resolver{conn: conn, uplinks: u.uplinks, routed: map[int][]routed{}}
-	var errs []error
 	for prefix, e := range u.now {
 		if !fresh[prefix] && !c.touches(e.Route, e.Hop) {
 			continue
@@ -163,7 +180,7 @@ func (u *Uplink) read(fresh map[netip.Prefix]bool) error {
 	}
 	table, err := u.c.Open()
 	if errors.Is(err, fs.ErrNotExist) {
-		u.now = map[netip.Prefix]Entry{}
+		u.now, u.uplinks = map[netip.Prefix]Entry{}, nil
 		return nil
 	}
 	if err != nil {
@@ -178,7 +195,12 @@ func (u *Uplink) read(fresh map[netip.Prefix]bool) error {
 	if err != nil {
 		return err
 	}
-	others := !maps.Equal(uplinks, u.uplinks)
+	for index := range uplinks {
+		if old, ok := u.uplinks[index]; ok {
+			uplinks[index] = old // what the map was told last
+		}
+	}
+	others := !maps.EqualFunc(uplinks, u.uplinks, Device.equal)
 	u.uplinks = uplinks
 	for prefix, e := range entries {
 		old, ok := u.now[prefix]
@@ -188,6 +210,37 @@ func (u *Uplink) read(fresh map[netip.Prefix]bool) error {
 	}
 	u.now = entries
 	return nil
+}
+
+// keepUplinks tells the map of uplinks that have another MAC or MTU by now, or are gone.
+func (u *Uplink) keepUplinks(conn *rtnl.Conn, c change) error {
+	var errs []error
+	for index, old := range u.uplinks {
+		if !c.all && !c.entries && !c.devices[index] {
+			continue
+		}
+		link, err := conn.LinkByIndex(index)
+		if rtnl.Gone(err) {
+			delete(u.uplinks, index)
+			errs = append(errs, u.table.DropUplink(index))
+			continue
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("look up uplink %d: %w", index, err))
+			continue
+		}
+		now := Device{index, link.Attrs().HardwareAddr, link.Attrs().MTU}
+		if now.equal(old) {
+			continue
+		}
+		if err := u.table.SetUplink(now); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		u.uplinks[index] = now
+		u.c.Logger.Info("an uplink has changed", "name", link.Attrs().Name, "mac", now.MAC, "mtu", now.MTU)
+	}
+	return errors.Join(errs...)
 }
 
 // set writes a hop into the map where frames would take another way by it.

@@ -22,10 +22,12 @@ type memory struct {
 	entries map[netip.Prefix]Entry
 	asked   int
 	written int
+	uplinks map[int]Device
 }
 
-func newMemory(routes ...Route) *memory {
-	m := &memory{entries: map[netip.Prefix]Entry{}}
+func newMemory(n *node, routes ...Route) *memory {
+	a := linkOf(n.t, n.conn).Attrs()
+	m := &memory{entries: map[netip.Prefix]Entry{}, uplinks: map[int]Device{a.Index: {a.Index, a.HardwareAddr, a.MTU}}}
 	for _, r := range routes {
 		m.put(r)
 	}
@@ -58,7 +60,15 @@ func (m *memory) Routes() (map[netip.Prefix]Entry, error) {
 	return out, nil
 }
 
-func (m *memory) Uplinks() (map[int]bool, error) { return nil, nil }
+func (m *memory) Uplinks() (map[int]Device, error) { return m.uplinks, nil }
+func (m *memory) DropUplink(int) error             { return nil }
+
+func (m *memory) SetUplink(d Device) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uplinks = map[int]Device{d.Index: d}
+	return nil
+}
 
 func (m *memory) SetHop(r Route, h Hop) error {
 	m.mu.Lock()
@@ -93,7 +103,7 @@ func (m *memory) wantUnusable(t *testing.T, p netip.Prefix, why string) {
 
 func TestHopIsWhatTheKernelHas(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4}, Route{prefix6, hop6})
+	m := newMemory(n, Route{prefix4, hop4}, Route{prefix6, hop6})
 	n.run(m.open, pinDir(t))
 	for _, p := range []netip.Prefix{prefix4, prefix6} {
 		h := m.wantUsable(t, n, p)
@@ -105,7 +115,7 @@ func TestHopIsWhatTheKernelHas(t *testing.T) {
 
 func TestHopFollowsTheNeighbour(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4}, Route{prefix6, hop6})
+	m := newMemory(n, Route{prefix4, hop4}, Route{prefix6, hop6})
 	n.run(m.open, pinDir(t))
 	m.wantUsable(t, n, prefix4)
 	m.wantUsable(t, n, prefix6)
@@ -132,7 +142,7 @@ func TestHopFollowsTheNeighbour(t *testing.T) {
 // A neighbour that nobody sends to on the default path goes stale again and again; the route stays usable all the time.
 func TestHopStaysUsableWhileTheNeighbourIsConfirmed(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4})
+	m := newMemory(n, Route{prefix4, hop4})
 	n.run(m.open, pinDir(t))
 	m.wantUsable(t, n, prefix4)
 	states := map[int]bool{}
@@ -153,7 +163,7 @@ func TestHopStaysUsableWhileTheNeighbourIsConfirmed(t *testing.T) {
 
 func TestHopFollowsTheDevice(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4})
+	m := newMemory(n, Route{prefix4, hop4})
 	n.run(m.open, pinDir(t))
 	m.wantUsable(t, n, prefix4)
 
@@ -187,7 +197,7 @@ func TestHopFollowsTheDevice(t *testing.T) {
 // The shortcut leads where the default path does, or nowhere.
 func TestHopFollowsTheRoutingTable(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4})
+	m := newMemory(n, Route{prefix4, hop4})
 	n.run(m.open, pinDir(t))
 	m.wantUsable(t, n, prefix4)
 	inside := netip.MustParsePrefix("10.9.1.128/25")
@@ -217,7 +227,7 @@ func TestHopFollowsTheRoutingTable(t *testing.T) {
 func TestRoutesOfTheMapComeAndGo(t *testing.T) {
 	n := newNode(t)
 	dir := pinDir(t)
-	m := newMemory()
+	m := newMemory(n)
 	pinned := false
 	var mu sync.Mutex
 	n.run(func() (Table, error) {
@@ -261,7 +271,7 @@ func TestRoutesOfTheMapComeAndGo(t *testing.T) {
 
 func TestEndLeavesNothingUsableAndStartMendsIt(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4}, Route{prefix6, hop6})
+	m := newMemory(n, Route{prefix4, hop4}, Route{prefix6, hop6})
 	stop := n.run(m.open, pinDir(t))
 	m.wantUsable(t, n, prefix4)
 	m.wantUsable(t, n, prefix6)
@@ -279,7 +289,7 @@ func TestEndLeavesNothingUsableAndStartMendsIt(t *testing.T) {
 // A killed tapird leaves routes as they were; the next one puts right what has changed meanwhile.
 func TestStartPutsRightWhatAKilledOneLeft(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4}, Route{prefix6, hop6})
+	m := newMemory(n, Route{prefix4, hop4}, Route{prefix6, hop6})
 	for p, r := range m.entries {
 		r.Hop = Hop{Usable: true, Dev: n.up0, MAC: []byte{2, 0, 0, 0, 0, 1}, Source: []byte{2, 0, 0, 0, 0, 2}, MTU: 9000}
 		m.entries[p] = r
@@ -293,7 +303,7 @@ func TestStartPutsRightWhatAKilledOneLeft(t *testing.T) {
 // Nothing is asked or written while nothing changes, nor for what is no route's affair.
 func TestNothingHappensWhileNothingChanges(t *testing.T) {
 	n := newNode(t)
-	m := newMemory(Route{prefix4, hop4})
+	m := newMemory(n, Route{prefix4, hop4})
 	n.run(m.open, pinDir(t))
 	m.wantUsable(t, n, prefix4)
 	m.mu.Lock()
