@@ -84,6 +84,10 @@ bench-xdp: build refplugins $(TOOLS)/bench-xdp ## Measure the XDP shortcut again
 	@tools/setup.sh net
 	$(TOOLS)/bench-xdp -bin bin -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
 
+.PHONY: bench-tapio
+bench-tapio: $(TOOLS)/bench-tapio ## Measure TAP read and write by themselves (BENCH_FLAGS="-update docs/benchmarks.md" renews the tables)
+	@$(TOOLS)/bench-tapio $(BENCH_FLAGS)
+
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
 	tools/setup.sh net vm
@@ -128,3 +132,8 @@ $(TOOLS)/bench-add:
 $(TOOLS)/bench-xdp:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/xdp
+
+.PHONY: $(TOOLS)/bench-tapio
+$(TOOLS)/bench-tapio:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/tapio
