@@ -2,6 +2,8 @@
 # Installs the Debian packages that the named groups need, only those that are missing:
 #   net       nft, ip and friends, for tests and for looking at what they did
 #   vm        what boots a microVM: QEMU, and what its initramfs is made of
+#   debianvm  what makes the disks of a whole Debian in a virtual machine; with vm
+#   dpdk      testpmd, where the machine has vhost-net of its own
 #   generate  the compiler of the BPF programs
 # The package lists are fetched only when apt cannot find a package or its file.
 set -euo pipefail
@@ -11,9 +13,11 @@ for group in "$@"; do
 	case $group in
 	net) packages+=(nftables iptables iproute2 ethtool tcpdump) ;;
 	vm) packages+=(qemu-system-x86 busybox-static cpio xz-utils) ;;
+	debianvm) packages+=(debootstrap e2fsprogs kmod) ;;
+	dpdk) packages+=(dpdk-dev) ;;
 	generate) packages+=(clang llvm libbpf-dev) ;;
 	*)
-		echo "tools/setup.sh: unknown group \"$group\"; want net, vm or generate" >&2
+		echo "tools/setup.sh: unknown group \"$group\"; want net, vm, debianvm, dpdk or generate" >&2
 		exit 2
 		;;
 	esac
