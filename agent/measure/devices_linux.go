@@ -27,6 +27,10 @@ func (t *todo) add(id watch.ID) {
 		t.is[id] = true
 		t.list = append(t.list, id)
 	}
+	t.nudge()
+}
+
+func (t *todo) nudge() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
@@ -46,8 +50,14 @@ func (t *todo) take() (id watch.ID, ok bool) {
 }
 
 // keepDevices opens the sysfs of TAPs as they come and closes it as they go, until ctx ends; then it closes all. Entering a namespace
-// takes a part of a millisecond, and so is done here, once, and not when somebody waits for a sample.
+// takes a part of a millisecond, and so is done here, once, and not for each sample. It begins with the first sample, which waits for it: where
+// nobody asks, nothing is open.
 func (s *Sampler) keepDevices(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-s.asked:
+	}
 	t := newTodo()
 	cancel := s.c.Watch.Subscribe(func(e watch.Event) {
 		was, is := hasTAP(e.Before), e.Kind != watch.Removed && hasTAP(e.After)
@@ -56,6 +66,10 @@ func (s *Sampler) keepDevices(ctx context.Context) {
 		}
 	})
 	defer cancel()
+	for _, a := range s.c.Watch.Snapshot() { // those that the first sample waits for
+		t.add(a.ID)
+	}
+	t.nudge()
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,6 +80,7 @@ func (s *Sampler) keepDevices(ctx context.Context) {
 		for id, ok := t.take(); ok && ctx.Err() == nil; id, ok = t.take() {
 			s.keepDevice(id)
 		}
+		s.once.Do(func() { close(s.begun) })
 	}
 }
 

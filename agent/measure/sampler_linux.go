@@ -19,7 +19,7 @@ import (
 // DefaultMaxAge is how old a sample may be that is given to who asks.
 const DefaultMaxAge = 250 * time.Millisecond
 
-// ErrNotRunning is the error of a Sampler whose Run has not begun or has ended.
+// ErrNotRunning is the error of a Sampler whose Run has ended.
 var ErrNotRunning = errors.New("the sampler does not run")
 
 // Config is what a [Sampler] is made of.
@@ -39,8 +39,12 @@ type Config struct {
 type Sampler struct {
 	c Config
 
+	ask     sync.Once
+	once    sync.Once
 	mu      sync.Mutex
 	running bool
+	asked   chan struct{} // closed by the first who asks
+	begun   chan struct{} // closed when Run has what the first sample needs
 	last    *Sample
 	flight  *flight
 	devices map[watch.ID]*sysfs.Device
@@ -75,7 +79,7 @@ func New(c Config) *Sampler {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Sampler{c: c, devices: map[watch.ID]*sysfs.Device{}, opened: map[watch.ID]int{},
+	s := &Sampler{c: c, asked: make(chan struct{}), begun: make(chan struct{}), devices: map[watch.ID]*sysfs.Device{}, opened: map[watch.ID]int{},
 		programs: map[string]*xdp.Programs{}, stores: map[string]*state.Store{}}
 	for _, dir := range c.StateDirs {
 		s.stores[dir] = state.New(state.Config{Dir: dir, LockWait: c.LockWait, Logger: c.Logger})
@@ -123,13 +127,18 @@ func (s *Sampler) stop() error {
 	return errors.Join(errs...)
 }
 
-// Sample gives a sample that is at most Config.MaxAge old: the last one, the one that is being taken, or a new one. It waits for the
-// picture of [watch.Watcher] to be ready. What could not be read is told by the sample; the error is ctx's or [ErrNotRunning].
+// Sample gives a sample that is at most Config.MaxAge old: the last one, the one that is being taken, or a new one. It waits for
+// Run to begin and for the picture of [watch.Watcher] to be ready. What could not be read is told by the sample; the error is ctx's or [ErrNotRunning].
 func (s *Sampler) Sample(ctx context.Context) (*Sample, error) {
-	select {
-	case <-s.c.Watch.Ready():
-	case <-ctx.Done():
-		return nil, fmt.Errorf("take a sample: wait for the attachments: %w", ctx.Err())
+	for i, first := range []<-chan struct{}{s.c.Watch.Ready(), s.begun} {
+		if i == 1 {
+			s.ask.Do(func() { close(s.asked) })
+		}
+		select {
+		case <-first:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("take a sample: wait for the attachments: %w", ctx.Err())
+		}
 	}
 	f, last := s.join()
 	switch {

@@ -162,5 +162,8 @@ func differs(a, b *links.Link) bool {
 	if a == nil || b == nil {
 		return a != b
 	}
-	return a.Name != b.Name || a.Up != b.Up || a.Carrier != b.Carrier || a.MTU != b.MTU || a.TxQueueLen != b.TxQueueLen || a.Disabled != b.Disabled
+	if a.Carrier != b.Carrier && b.Kind != "tun" { // a TAP's is its queues', and lags behind them
+		return true
+	}
+	return a.Name != b.Name || a.Up != b.Up || a.MTU != b.MTU || a.TxQueueLen != b.TxQueueLen || a.Disabled != b.Disabled
 }

@@ -95,6 +95,22 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 	return out, nil
 }
 
+// fixed gives the keys that are others in now and cannot change while tapird runs, and makes them what they were.
+func (c config) fixed(now *config) (keys []string) {
+	keep := func(key string, same bool) {
+		if !same {
+			keys = append(keys, key)
+		}
+	}
+	keep("socket", c.Socket == now.Socket)
+	keep("stateDirs", slices.Equal(c.StateDirs, now.StateDirs))
+	keep("timeout", c.Timeout == now.Timeout)
+	keep("maxPeers", c.MaxPeers == now.MaxPeers)
+	keep("logFormat", c.LogFormat == now.LogFormat)
+	now.Socket, now.StateDirs, now.Timeout, now.MaxPeers, now.LogFormat = c.Socket, c.StateDirs, c.Timeout, c.MaxPeers, c.LogFormat
+	return keys
+}
+
 func (c config) validate() error {
 	var faults jsonkeys.Faults
 	// 108 bytes of sun_path, a NUL and the ".new" of a socket that is being made (unix(7)).

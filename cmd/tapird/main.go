@@ -1,10 +1,11 @@
-// Command tapird is the node agent. Today it hands the open queues of attachments to VMMs that take descriptors
-// (docs/tapird.md). SIGTERM and SIGINT end it when the peers that it is answering have their answer, SIGHUP reads the log level
-// anew from the configuration file.
+// Command tapird is the node agent (docs/tapird.md): it hands the open queues of attachments to VMMs that take descriptors, and watches and
+// measures the attachments of the node. SIGTERM and SIGINT end it when the peers that it is answering have their answer, SIGHUP reads the
+// configuration anew.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/tapir-cni/tapir/agent/broker"
+	"github.com/tapir-cni/tapir/agent"
 	"github.com/tapir-cni/tapir/internal/version"
 	"github.com/tapir-cni/tapir/tap"
 	"golang.org/x/sys/unix"
@@ -51,16 +52,17 @@ func run(args []string) int {
 
 func newRoot() *cobra.Command {
 	var file string
-	var check bool
+	var check, dryRun, asJSON bool
 	flags := defaults()
 	cmd := &cobra.Command{
 		Use:   "tapird",
-		Short: "Hand the open queues of tapir's TAPs to VMMs",
-		Long: `Serve a unix socket: a peer names an attachment, and gets its queues as open descriptors, with NAPI on each. uid 0 may have every
+		Short: "The node agent of tapir",
+		Long: `Watch the attachments of this node, and serve a unix socket: a peer names an attachment, and gets its queues as open descriptors, with NAPI on each. uid 0 may have every
 attachment's; anybody else those of the TAPs that belong to them, with the token that the attachment's file holds. docs/tapird.md
 has the protocol. A flag outdoes its key in the configuration file.
 
-SIGTERM: end when the peers that are being answered have their answer. SIGHUP: read the log level from the configuration file.`,
+SIGTERM: end when the peers that are being answered have their answer. SIGHUP: read the configuration anew, and take
+from it what can change meanwhile.`,
 		Version: version.String(), SilenceErrors: true, SilenceUsage: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -73,16 +75,24 @@ SIGTERM: end when the peers that are being answered have their answer. SIGHUP: r
 			if err != nil {
 				return err
 			}
-			if check {
+			load := func() (config, error) { return flags.over(file, cmd.Flags().Changed) }
+			switch {
+			case asJSON && !dryRun:
+				return usageError{errors.New("--json: want --dry-run with it")}
+			case check:
 				return checkNode(cmd.OutOrStdout(), c)
+			case dryRun:
+				return printPlan(cmd.Context(), cmd.OutOrStdout(), c, asJSON)
 			}
-			return serve(cmd.Context(), c, file, cmd.Flags().Changed("log-level"))
+			return serve(cmd.Context(), c, load)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "configuration file, JSON")
 	f.BoolVar(&check, "check", false, "check the configuration and whether this node can open queues, and end")
+	f.BoolVar(&dryRun, "dry-run", false, "say what would be done on this node now, do nothing, and end")
+	f.BoolVar(&asJSON, "json", false, "with --dry-run: print a sample of all attachments as JSON")
 	f.StringVar(&flags.Socket, "socket", flags.Socket, "path of the socket")
 	f.StringSliceVar(&flags.StateDirs, "state-dir", flags.StateDirs, "folder of attachments; give every one that a configuration of this node names")
 	f.DurationVar((*time.Duration)(&flags.Timeout), "timeout", flags.Timeout.Std(), "of one connection")
@@ -106,33 +116,44 @@ func checkNode(out io.Writer, c config) error {
 	return nil
 }
 
-// serve serves until ctx ends.
-func serve(ctx context.Context, c config, file string, fixedLevel bool) error {
+// agentConfig is what the agent is made of.
+func (c config) agentConfig(log *slog.Logger) agent.Config {
+	return agent.Config{StateDirs: c.StateDirs, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, Logger: log}
+}
+
+// serve serves until ctx ends. load reads the configuration anew.
+func serve(ctx context.Context, c config, load func() (config, error)) error {
 	var level slog.LevelVar
 	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return err
 	}
 	log := slog.New(handler(c.LogFormat, &level))
-	socket, err := broker.Listen(c.Socket)
-	if err != nil {
-		return err
-	}
+	a := agent.New(c.agentConfig(log))
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP)
 	defer signal.Stop(hangup)
-	go func() {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func(now config) {
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case <-hangup:
-				reload(log, &level, file, fixedLevel)
+				now = reload(ctx, a, now, load, log, &level)
 			}
 		}
-	}()
-	log.Info("serving", "socket", c.Socket, "stateDirs", c.StateDirs, "version", version.String(), "pid", os.Getpid())
-	s := broker.New(broker.Config{StateDirs: c.StateDirs, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, Logger: log})
-	if err := s.Serve(ctx, socket); err != nil {
+	}(c)
+	err := a.Run(ctx, func() {
+		if err := agent.DropCapabilities(); err != nil {
+			log.Warn("kept all capabilities", "error", err)
+		}
+		log.Info("serving", "socket", c.Socket, "stateDirs", c.StateDirs, "version", version.String(), "pid", os.Getpid())
+		if err := agent.Notify("READY=1"); err != nil {
+			log.Warn("nobody knows that it runs", "error", err)
+		}
+	})
+	if err != nil {
 		return err
 	}
 	log.Info("ended")
@@ -147,19 +168,42 @@ func handler(format string, level *slog.LevelVar) slog.Handler {
 	return slog.NewTextHandler(os.Stderr, o)
 }
 
-// reload sets the log level that the file has. A level that a flag gave stays.
-func reload(log *slog.Logger, level *slog.LevelVar, file string, fixed bool) {
-	if file == "" || fixed {
-		log.Warn("kept the log level", "reason", "no configuration file, or the level is a flag's", "level", level.Level().String())
-		return
-	}
-	c, err := read(file)
+// reload takes what can change while tapird runs from a configuration that is right, and gives the one that counts from now on.
+func reload(ctx context.Context, a *agent.Agent, was config, load func() (config, error), log *slog.Logger, level *slog.LevelVar) config {
+	now, err := load()
 	if err == nil {
-		err = level.UnmarshalText([]byte(c.LogLevel))
+		err = level.UnmarshalText([]byte(now.LogLevel))
 	}
 	if err != nil {
-		log.Error("kept the log level", "config", file, "error", err)
-		return
+		log.Error("kept the log level", "reason", "the configuration is wrong, and all of it stays as it was", "error", err)
+		return was
+	}
+	if kept := was.fixed(&now); len(kept) > 0 {
+		log.Warn("these keys wait for a restart", "keys", kept)
+	}
+	if err := a.Reload(ctx, now.agentConfig(log)); err != nil {
+		log.Error("kept the configuration", "error", err)
+		return was
 	}
 	log.Warn("set the log level", "level", level.Level().String())
+	return now
+}
+
+// printPlan says what tapird would do here now; asJSON, what it would see.
+func printPlan(ctx context.Context, out io.Writer, c config, asJSON bool) error {
+	var level slog.LevelVar
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return err
+	}
+	a := agent.New(c.agentConfig(slog.New(handler(c.LogFormat, &level))))
+	if !asJSON {
+		return a.Plan(ctx, out)
+	}
+	sample, err := a.Sample(ctx)
+	if err != nil {
+		return err
+	}
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(sample)
 }

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/tapir-cni/tapir/agent/broker"
+)
+
+// The names of the parts that others stand on.
+const (
+	partWatch   = "watch"
+	partMeasure = "measure"
+)
+
+// list is the parts in the order in which they start: what is told of comes before who is told.
+func (a *Agent) list() []part {
+	return []part{
+		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
+		{name: partMeasure, run: a.measure.Run},
+		a.brokerPart(),
+	}
+}
+
+func (a *Agent) planWatch(_ context.Context, out io.Writer) error {
+	ready, attached := 0, 0
+	all := a.watch.Snapshot()
+	for _, one := range all {
+		if one.Ready() {
+			ready++
+		}
+		if one.Attached() > 0 {
+			attached++
+		}
+	}
+	_, err := fmt.Fprintf(out, "watch: %d attachments in %v, %d of them ready, %d with a VMM\n", len(all), a.c.StateDirs, ready, attached)
+	return err
+}
+
+// brokerPart has its socket before anything else runs: a second tapird is to do nothing at all.
+func (a *Agent) brokerPart() part {
+	var socket *broker.Socket
+	listen := func() (err error) {
+		socket, err = broker.Listen(a.c.Socket)
+		return err
+	}
+	return part{
+		name: "broker",
+		open: listen,
+		run: func(ctx context.Context) error {
+			if socket == nil { // it failed, and let go of the socket
+				if err := listen(); err != nil {
+					return err
+				}
+			}
+			s := broker.New(broker.Config{StateDirs: a.c.StateDirs, Timeout: a.c.Timeout, MaxPeers: a.c.MaxPeers, Logger: a.log})
+			err := s.Serve(ctx, socket)
+			socket = nil
+			return err
+		},
+		plan: func(_ context.Context, out io.Writer) error {
+			_, err := fmt.Fprintf(out, "broker: hand over queues at %s\n", a.c.Socket)
+			return err
+		},
+	}
+}
