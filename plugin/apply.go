@@ -71,7 +71,7 @@ func (a *apply) writeDAN() error {
 	if a.rec.DAN == "" {
 		return nil
 	}
-	a.undo.push("DAN file", func() error { return removeDANDevice(a.host, a.rec, a.rec.DAN) })
+	a.undo.push("DAN file", func() error { return removeDANDevice(a.host, a.rec, a.rec.DAN, false) })
 	err := putDANDevice(a.host, a.rec)
 	a.trace.Mark("DAN file")
 	return err

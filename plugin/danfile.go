@@ -81,8 +81,8 @@ func putDANDevice(host *rtnl.Conn, rec *state.Attachment) error {
 }
 
 // removeDANDevice takes the attachment's device out of a file, and the file away with the last one. Nothing there is success. host is
-// opened where nil.
-func removeDANDevice(host *rtnl.Conn, rec *state.Attachment, path string) (err error) {
+// opened where nil. made says that tapir had made the file whole: what cannot be read now is no use to anybody, and goes.
+func removeDANDevice(host *rtnl.Conn, rec *state.Attachment, path string, made bool) (err error) {
 	dir := filepath.Dir(path)
 	if !exists(path) && !exists(filepath.Join(dir, danTemp)) {
 		return nil
@@ -102,8 +102,8 @@ func removeDANDevice(host *rtnl.Conn, rec *state.Attachment, path string) (err e
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil && rec.DAN == path:
-		return removeFile(path) // tapir made it, and nobody can read what is there now
+	case err != nil && made:
+		return removeFile(path)
 	case err != nil:
 		return nil
 	}
@@ -214,5 +214,5 @@ func removeFile(path string) error {
 
 func exists(path string) bool {
 	_, err := os.Lstat(path)
-	return !errors.Is(err, fs.ErrNotExist)
+	return err == nil
 }

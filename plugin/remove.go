@@ -92,7 +92,7 @@ func (p *plugin) removeDAN(rec state.Attachment, recorded bool) error {
 		}
 		path = filepath.Join(p.danDir, name)
 	}
-	return removeDANDevice(nil, &rec, path)
+	return removeDANDevice(nil, &rec, path, rec.DAN != "" && rec.Status == state.Ready)
 }
 
 // onHost are the names that the attachment's devices in the host's netns may have, with the ifindex where it is known.

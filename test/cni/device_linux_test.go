@@ -88,11 +88,16 @@ func sysfs(t testing.TB, name, attr string) string {
 
 func wantTap(t *testing.T, p *pod, name string, over object) {
 	t.Helper()
+	wantTapIn(t, p.netns, name, over)
+}
+
+func wantTapIn(t *testing.T, netns, name string, over object) {
+	t.Helper()
 	ring := 1000
 	if n, ok := over["txQueueLen"].(int); ok {
 		ring = n
 	}
-	testnode.In(t, p.netns, func() {
+	testnode.In(t, netns, func() {
 		l := link(t, name)
 		if got := l.Attrs().TxQLen; got != ring {
 			t.Errorf("%s: txqueuelen %d, want %d", name, got, ring)
@@ -116,7 +121,12 @@ func wantTap(t *testing.T, p *pod, name string, over object) {
 // wantHostSide wants the gateway's addresses on the host end, and each of the guest's as a route and a permanent neighbour.
 func wantHostSide(t *testing.T, n *node, r *types100.Result) {
 	t.Helper()
-	name, mac := hostEnd(t, r), r.Interfaces[1].Mac
+	wantNodeEnd(t, n, hostEnd(t, r), r.Interfaces[1].Mac)
+}
+
+// wantNodeEnd wants it on a device of the node.
+func wantNodeEnd(t *testing.T, n *node, name, mac string) {
+	t.Helper()
 	var got []string
 	n.in(func() {
 		l := link(t, name)

@@ -74,6 +74,7 @@ func boot(p *pod, r *types100.Result) *guest {
 	t := p.n.t
 	t.Helper()
 	g := &guest{t: t, ip: map[bool]netip.Addr{}, gw: map[bool]netip.Addr{}, frames: make(chan packet, 4096)}
+	netns := p.netns
 	for _, i := range r.Interfaces {
 		switch {
 		case i.Sandbox != p.netns:
@@ -82,6 +83,14 @@ func boot(p *pod, r *types100.Result) *guest {
 		default:
 			g.tap = i.Name
 		}
+	}
+	if g.tap == "" && p.conf["vmm"] == "kata" {
+		g.tap = kataTAP
+	}
+	if p.conf["placement"] == "host" { // whose result does not tell the guest's MAC
+		l := p.n.list(p.id)
+		g.mac, _ = net.ParseMAC(l.GuestMAC)
+		g.tap, netns = l.TAP.Name, p.n.netns
 	}
 	for _, c := range r.IPs {
 		addr, _ := netip.AddrFromSlice(c.Address.IP)
@@ -98,14 +107,21 @@ func boot(p *pod, r *types100.Result) *guest {
 	if q, ok := p.conf["queues"].(int); ok && q > 1 {
 		flags = qemuMQFlags
 	}
-	fd, err := openQueue(t, p.netns, g.tap, flags)
+	g.start(netns, flags)
+	return g
+}
+
+// start opens a queue of the guest's TAP and reads it.
+func (g *guest) start(netns string, flags uint16) {
+	t := g.t
+	t.Helper()
+	fd, err := openQueue(t, netns, g.tap, flags)
 	if err != nil {
 		t.Fatalf("open tap %q: %v", g.tap, err)
 	}
 	g.fd = fd
 	t.Cleanup(g.runReader())
 	g.meetGateway()
-	return g
 }
 
 // runReader reads the queue in a goroutine; the function that it gives ends that and closes the queue.

@@ -12,5 +12,5 @@ import (
 const binDirEnv = testnode.BinDirEnv
 
 func TestMain(m *testing.M) {
-	testnode.MainWithCommands(m, "tapir", "tapir-ipam", "tapirctl")
+	testnode.MainWithCommands(m, "tapir", "tapir-ipam", "tapirctl", "tapird")
 }

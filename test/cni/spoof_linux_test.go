@@ -12,12 +12,15 @@ import (
 // listing is what "tapirctl list -o json" says of an attachment, as far as the tests look.
 type listing struct {
 	Network, ContainerID, IfName, Status string
+	Placement, GuestMAC, DAN             string
+	Queues                               int
 	TAP, Pod, Host                       struct {
 		Name  string
 		Index int
 	}
-	Counters map[string]struct{ Frames, Bytes uint64 }
-	Dropped  uint64
+	Addresses []struct{ Prefix netip.Prefix }
+	Counters  map[string]struct{ Frames, Bytes uint64 }
+	Dropped   uint64
 }
 
 // list is the listing of one attachment.
