@@ -20,11 +20,11 @@ const qemuBinary = "qemu-system-x86_64"
 // ExitError says that a job ran and ended with another status than 0.
 type ExitError struct {
 	Status  int
-	Console string // the last lines of it
+	console string
 }
 
 func (e *ExitError) Error() string {
-	return fmt.Sprintf("exit status %d; the console ends\n\t%s", e.Status, e.Console)
+	return fmt.Sprintf("exit status %d%s", e.Status, e.console)
 }
 
 // Run boots a guest, runs the job and takes the guest away. Its error is an *[ExitError] where the program ended with another
@@ -46,10 +46,10 @@ func (img Image) Run(ctx context.Context, j Job) error {
 	console := &console{log: j.Log}
 	status, err := img.boot(ctx, j, disk, console)
 	if err != nil {
-		return fmt.Errorf("guest with %s: %w; its console ends\n\t%s", img.Release, explain(ctx, err), console.end())
+		return fmt.Errorf("guest with %s: %w%s", img.Release, explain(ctx, err), console.end())
 	}
 	if status != 0 {
-		return &ExitError{Status: status, Console: console.end()}
+		return &ExitError{Status: status, console: console.end()}
 	}
 	return nil
 }
@@ -145,13 +145,14 @@ func (c *console) read(f *os.File) {
 	}
 }
 
+// end is what an error says of the console.
 func (c *console) end() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.lines) == 0 {
-		return "(nothing)"
+		return ""
 	}
-	return strings.Join(c.lines, "\n\t")
+	return "; its console ends\n\t" + strings.Join(c.lines, "\n\t")
 }
 
 func memoryFile(name string) (*os.File, error) {

@@ -57,12 +57,37 @@ func Ensure(ctx context.Context, o Options) (Image, error) {
 		return Image{}, err
 	}
 	defer unlock()
+	if err := removeHalfMade(o.CacheDir); err != nil {
+		return Image{}, err
+	}
 	img, err := ensureKernel(ctx, o)
 	if err != nil {
 		return Image{}, err
 	}
 	img.Root, err = ensureRoot(ctx, o)
 	return img, err
+}
+
+// What is being made has these names in the cache until it is whole.
+const (
+	rootInWork   = ".root-*"
+	kernelInWork = ".kernel-*"
+)
+
+// removeHalfMade takes away what a process left that was killed while it held the cache's lock.
+func removeHalfMade(dir string) error {
+	for _, pattern := range []string{rootInWork, kernelInWork} {
+		left, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return err
+		}
+		for _, path := range left {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (o *Options) defaults() error {
@@ -111,7 +136,7 @@ func ensureRoot(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	tmp, err := os.MkdirTemp(o.CacheDir, ".root-*")
+	tmp, err := os.MkdirTemp(o.CacheDir, rootInWork)
 	if err != nil {
 		return "", err
 	}

@@ -73,7 +73,7 @@ func newestCached(dir string, series microvm.Series) (string, bool) {
 
 // unpackKernel downloads a kernel package and leaves in dir: vmlinuz, release, the modules' file system, and the disks' modules.
 func unpackKernel(ctx context.Context, o Options, name, dir string) error {
-	tmp, err := os.MkdirTemp(o.CacheDir, ".kernel-*")
+	tmp, err := os.MkdirTemp(o.CacheDir, kernelInWork)
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,16 @@ func run(ctx context.Context, name string, args ...string) (string, error) {
 
 // command is a program that ends, with all that it started, when ctx does.
 func command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, name, args...)
+	path, err := exec.LookPath(name)
+	for _, sbin := range []string{"/usr/sbin", "/sbin"} { // which a user's PATH may lack
+		if err != nil {
+			path, err = exec.LookPath(filepath.Join(sbin, name))
+		}
+	}
+	if err != nil {
+		path = name // which fails with the right words
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }

@@ -13,15 +13,14 @@ import (
 
 // RoundsConfig says how [Rounds] measures.
 type RoundsConfig struct {
-	Bin      string // folder of tapir, tapir-ipam and tapirctl
-	Testpmd  string // default: dpdk-testpmd, looked up
-	Rounds   int    // of each setting
-	Bytes    int64  // payload measured in each round
-	Warm     int64  // payload before it
-	Rate     int64  // payload bytes a second that the sender keeps to; 0: as many as go
-	Window   int    // bytes of the receiver's socket buffer
-	Checksum bool   // the stand-in for the guest leaves checksums to the device, as guests' virtio drivers do
-	Queue    int    // descriptors of the virtio rings
+	Bin     string // folder of tapir, tapir-ipam and tapirctl
+	Testpmd string // default: dpdk-testpmd, looked up
+	Rounds  int    // of each setting
+	Bytes   int64  // payload measured in each round
+	Warm    int64  // payload before it
+	Rate    int64  // payload bytes a second that the sender keeps to; 0: as many as go
+	Window  int    // bytes of the receiver's socket buffer
+	Queue   int    // descriptors of the virtio rings
 }
 
 // Round is what one round measured.

@@ -79,17 +79,13 @@ func (s *setup) startTestpmd(ctx context.Context, napi bool) (*testpmd, error) {
 // testpmdArgs have it die with its supervisor.
 func (s *setup) testpmdArgs() []string {
 	at := strconv.Itoa(s.cpus.testpmd)
-	mode := []string{"--forward-mode=io"}
-	if s.Checksum {
-		mode = []string{"--forward-mode=csum", "--enable-hw-checksum"}
-	}
 	queue := strconv.Itoa(s.Queue)
-	return append([]string{
+	return []string{
 		"setpriv", "--pdeathsig", "KILL", s.Testpmd, "--lcores=0@" + at + ",1@" + at, "--no-telemetry", "--no-pci", "--no-huge", "-m", "256", "--no-shconf",
 		"--vdev=virtio_user0,path=/dev/vhost-net,iface=" + s.tap + ",queue_size=" + queue,
 		"--vdev=net_af_packet0,iface=" + nearEnd + ",blocksz=65536,framesz=2048,framecnt=2048",
-		"--", "--nb-cores=1", "--burst=64", "--txd=" + queue, "--rxd=" + queue, "--auto-start", "--total-num-mbufs=16384",
-	}, mode...)
+		"--", "--nb-cores=1", "--burst=64", "--txd=" + queue, "--rxd=" + queue, "--auto-start", "--total-num-mbufs=16384", "--forward-mode=io",
+	}
 }
 
 // waitForQueue returns when tapirctl sees the queue open.

@@ -35,7 +35,6 @@ type Config struct {
 	Rounds   int          // of each setting; default: 3
 	Guest    bool         // boot a guest even where this machine has vhost-net
 	HostTime bool         // the guest's clocks follow this machine's, on two CPUs; else they count instructions, on one
-	Checksum bool         // the sender's checksums are left to the device
 	Progress func(string) // called before each step that takes time; may be nil
 }
 
@@ -123,11 +122,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 }
 
 func (c *Config) args(bin string, size int64) []string {
-	args := []string{"-bin", bin, "-rounds", strconv.Itoa(c.Rounds), "-bytes", strconv.FormatInt(size, 10), "-warm", strconv.FormatInt(size/8, 10)}
-	if c.Checksum {
-		args = append(args, "-checksum")
-	}
-	return args
+	return []string{"-bin", bin, "-rounds", strconv.Itoa(c.Rounds), "-bytes", strconv.FormatInt(size, 10), "-warm", strconv.FormatInt(size/8, 10)}
 }
 
 func (c *Config) runHere(ctx context.Context, out io.Writer) error {

@@ -20,7 +20,6 @@ func main() {
 	flag.Int64Var(&c.Warm, "warm", 10e6, "payload `bytes` before them")
 	flag.Int64Var(&c.Rate, "rate", 0, "payload `bytes` a second; 0: as many as go")
 	flag.IntVar(&c.Window, "window", 256<<10, "receive buffer in `bytes`")
-	flag.BoolVar(&c.Checksum, "checksum", false, "leave checksums to the device")
 	flag.IntVar(&c.Queue, "queue", 1024, "descriptors of a ring")
 	flag.Parse()
 	var err error
