@@ -32,6 +32,7 @@ type options struct {
 	tests      string
 	variants   string
 	conntrack  bool
+	spin       bool
 	profile    bool
 	progress   bool
 	json       string // file, "-" for standard output in place of the text
@@ -49,6 +50,7 @@ func main() {
 	flag.StringVar(&o.tests, "tests", "", "comma-separated `list` of tests: "+strings.Join(testNames(), ", ")+"; empty: all")
 	flag.StringVar(&o.variants, "variants", "", "comma-separated `list` of variants: "+strings.Join(variantNames(), ", ")+"; empty: all")
 	flag.BoolVar(&o.conntrack, "conntrack", false, "have the node track connections, as one with kube-proxy does; without, its stack is as fast as it can be")
+	flag.BoolVar(&o.spin, "spin", false, "have the reader of a flood never sleep: a writer that is slower than it then pays for no wake-ups, which cost a virtual machine much")
 	flag.BoolVar(&o.profile, "profile", false, "after the rounds, profile each variant: time per run of each BPF program and, where perf is installed, the kernel's functions")
 	flag.BoolVar(&o.progress, "progress", false, "tell on standard error when a round is done")
 	flag.StringVar(&o.json, "json", "", "`file` to write the results to as JSON; -: standard output, in place of the text")

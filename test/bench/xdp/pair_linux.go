@@ -28,6 +28,7 @@ type pod struct {
 // A pair is two pods of one variant, of which the first sends. The limit has just one.
 type pair struct {
 	variant string
+	spin    bool // the reader of a flood does not sleep
 	pods    []*pod
 	total   totals
 }
@@ -48,7 +49,7 @@ func (p *pair) nextHop(to *pod) net.HardwareAddr {
 
 // open makes the pair of a variant.
 func open(o options, n namespaces, variant string) (_ *pair, err error) {
-	p := &pair{variant: variant}
+	p := &pair{variant: variant, spin: o.spin}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("set up %q: %w", variant, err), p.close())

@@ -22,7 +22,7 @@ type ProgramTime struct {
 	Nanoseconds float64 `json:"nsPerRun"` // with what the counting itself costs
 }
 
-// FunctionShare is a kernel or user function's part of the time in which the CPUs were not idle.
+// FunctionShare is a kernel or user function's part of this process's time, all threads together.
 type FunctionShare struct {
 	Name  string  `json:"name"`
 	Share float64 `json:"share"`

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -107,7 +108,8 @@ func programTimes() (map[ebpf.ProgramID]programTime, error) {
 	}
 }
 
-// sampleFunctions has perf sample all CPUs meanwhile, where it is installed.
+// sampleFunctions has perf sample what this process does meanwhile, where perf is installed: what the kernel does for a frame it
+// does mostly in the thread that wrote it.
 func (p *Profile) sampleFunctions(d time.Duration, measure func() error) (err error) {
 	perf, err := exec.LookPath("perf")
 	if err != nil {
@@ -119,17 +121,31 @@ func (p *Profile) sampleFunctions(d time.Duration, measure func() error) (err er
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	data := filepath.Join(dir, "perf.data")
-	record := exec.Command(perf, "record", "-q", "-a", "-e", "cpu-clock", "-F", "997", "-o", data, "--", "sleep", fmt.Sprintf("%.3f", d.Seconds()))
+	// Of all CPUs, since perf fails on a process whose threads come and go; the report is of this process.
+	record := exec.Command(perf, "record", "-a", "-e", "cpu-clock", "-F", "1997", "-o", data, "--", "sleep", fmt.Sprintf("%.3f", d.Seconds()))
 	var said bytes.Buffer
-	record.Stderr = &said
+	record.Stdout, record.Stderr = &said, &said
 	if err := record.Start(); err != nil {
 		return err
 	}
-	measured := measure()
-	if err := errors.Join(measured, record.Wait()); err != nil {
-		return fmt.Errorf("perf record: %w: %s", err, strings.TrimSpace(said.String()))
+	ended := make(chan error, 1)
+	go func() { ended <- record.Wait() }()
+	for sampling := true; sampling; { // perf takes its time to begin
+		measured := measure()
+		select {
+		case failed := <-ended:
+			if failed != nil {
+				return errors.Join(measured, fmt.Errorf("perf record: %w: %s", failed, strings.TrimSpace(said.String())))
+			}
+			sampling = false
+		default:
+		}
+		if measured != nil {
+			return measured
+		}
 	}
-	out, err := exec.Command(perf, "report", "-q", "--stdio", "--no-children", "-g", "none", "--sort", "comm,sym", "-F", "overhead,comm,sym", "-t", "|", "-i", data).Output()
+	out, err := exec.Command(perf, "report", "-q", "--stdio", "--no-children", "-g", "none", "--pid", strconv.Itoa(os.Getpid()),
+		"--percentage", "relative", "-F", "overhead,sym", "-t", "|", "-i", data).Output()
 	if err != nil {
 		return fmt.Errorf("perf report: %w", err)
 	}
@@ -137,33 +153,19 @@ func (p *Profile) sampleFunctions(d time.Duration, measure func() error) (err er
 	return nil
 }
 
-// readPerf reads lines "12.34%|comm|[k] function" and gives the functions' parts of what was not idle, largest first.
+// readPerf reads lines "12.34%|[k] function" and gives the functions, largest part first.
 func readPerf(out string) []FunctionShare {
-	shares := make(map[string]float64)
-	var busy float64
-	for line := range strings.Lines(out) {
-		fields := strings.Split(line, "|")
-		if len(fields) != 3 || strings.TrimSpace(fields[1]) == "swapper" {
-			continue
-		}
-		share, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(fields[0]), "%"), 64)
-		if err != nil {
-			continue
-		}
-		_, name, _ := strings.Cut(strings.TrimSpace(fields[2]), "] ")
-		shares[strings.TrimSpace(name)] += share
-		busy += share
-	}
 	var list []FunctionShare
-	for name, share := range shares {
-		list = append(list, FunctionShare{Name: name, Share: share / busy})
-	}
-	slices.SortFunc(list, func(a, b FunctionShare) int {
-		if a.Share != b.Share {
-			return int(1e6 * (b.Share - a.Share))
+	for line := range strings.Lines(out) {
+		part, symbol, found := strings.Cut(line, "|")
+		percent, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(part), "%"), 64)
+		if !found || err != nil {
+			continue // a comment or an empty line
 		}
-		return strings.Compare(a.Name, b.Name)
-	})
+		_, name, _ := strings.Cut(strings.TrimSpace(symbol), "] ")
+		list = append(list, FunctionShare{Name: strings.TrimSpace(name), Share: percent / 100})
+	}
+	slices.SortStableFunc(list, func(a, b FunctionShare) int { return cmp.Compare(b.Share, a.Share) })
 	return list[:min(len(list), profileFunctions)]
 }
 

@@ -189,12 +189,9 @@ func TestScaleIsRoundAndHoldsTheHighest(t *testing.T) {
 	}
 }
 
-func TestPerfReportIsReadWithoutIdleTime(t *testing.T) {
-	got := readPerf(strings.Join([]string{
-		"    50.00%|swapper  |[k] pv_native_safe_halt", "", "# comment", "    30.00%|bench-xdp|[k] tun_get_user", "    10.00%|ksoftirqd/0|[k] tun_get_user",
-		"    10.00%|bench-xdp|[.] main.write",
-	}, "\n"))
-	want := []FunctionShare{{"tun_get_user", 0.8}, {"main.write", 0.2}}
+func TestPerfReportIsRead(t *testing.T) {
+	got := readPerf("# comment\n\n    20.00%|[.] main.write\n    75.50%|[k] tun_get_user            \n")
+	want := []FunctionShare{{"tun_get_user", 0.755}, {"main.write", 0.2}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("functions (-want +got):\n%s", diff)
 	}

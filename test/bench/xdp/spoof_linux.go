@@ -22,7 +22,7 @@ func (p *pair) forge(d time.Duration) (sent flow, err error) {
 			return flow{}, err
 		}
 		to, hop = p.receiver().address.Addr(), p.nextHop(p.receiver())
-		counter = startSink(p.receiver().queue)
+		counter = p.startSink()
 	}
 	frame := guest.UDP{ToMAC: hop, FromMAC: from.mac, From: foreign, To: netip.AddrPortFrom(to, sinkPort), Size: guest.MinUDP}.Frame()
 	sent, passed, err := p.watched([][]byte{frame}, d)

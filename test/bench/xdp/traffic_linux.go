@@ -79,13 +79,14 @@ func write(q *guest.Queue, frames [][]byte, d time.Duration) (flow, error) {
 
 // A sink counts the frames for sinkPort that arrive at a queue.
 type sink struct {
+	spin  bool
 	count atomic.Uint64
 	stop  atomic.Bool
 	done  chan error
 }
 
-func startSink(q *guest.Queue) *sink {
-	s := &sink{done: make(chan error, 1)}
+func (p *pair) startSink() *sink {
+	s, q := &sink{spin: p.spin, done: make(chan error, 1)}, p.receiver().queue
 	go func() { s.done <- s.read(q) }()
 	return s
 }
@@ -113,6 +114,9 @@ func (s *sink) read(q *guest.Queue) error {
 			}
 		case unix.EINTR:
 		case unix.EAGAIN:
+			if s.spin {
+				continue
+			}
 			if _, err := q.Wait(grace / 2); err != nil {
 				return err
 			}
@@ -136,7 +140,7 @@ func (p *pair) flood(s shape, d time.Duration) (sent flow, arrived uint64, err e
 		if err := p.warm(); err != nil {
 			return flow{}, 0, err
 		}
-		counter = startSink(p.receiver().queue)
+		counter = p.startSink()
 	}
 	sent, passed, err := p.watched(p.frames(s), d)
 	if counter != nil {
