@@ -180,7 +180,7 @@ type shortcutShortcutSettings struct {
 		Source     shortcutIpv6Addr
 		Dest       shortcutIpv6Addr
 	}
-	_ [4]byte
+	Layout shortcutShortcutLayout
 }
 
 type shortcutVerdict uint32
@@ -208,8 +208,7 @@ const (
 	shortcutProgGuestXdpSkb  = "guest_xdp_skb"
 	shortcutProgHostShortcut = "host_shortcut"
 	shortcutProgUplinkXdp    = "uplink_xdp"
-	shortcutVarUnusedEvent   = "unused_event"
-	shortcutVarUnusedLayout  = "unused_layout"
+	shortcutVarTestNative    = "test_native"
 )
 
 // loadShortcut returns the embedded CollectionSpec for shortcut.
@@ -279,8 +278,7 @@ type shortcutMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type shortcutVariableSpecs struct {
-	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedLayout *ebpf.VariableSpec `ebpf:"unused_layout"`
+	TestNative *ebpf.VariableSpec `ebpf:"test_native"`
 }
 
 // shortcutObjects contains all objects after they have been loaded into the kernel.
@@ -332,8 +330,7 @@ func (m *shortcutMaps) Close() error {
 //
 // It can be passed to loadShortcutObjects or ebpf.CollectionSpec.LoadAndAssign.
 type shortcutVariables struct {
-	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
-	UnusedLayout *ebpf.Variable `ebpf:"unused_layout"`
+	TestNative *ebpf.Variable `ebpf:"test_native"`
 }
 
 // shortcutPrograms contains all programs after they have been loaded into the kernel.

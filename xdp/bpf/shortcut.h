@@ -178,6 +178,7 @@ struct shortcut_settings {
 	__u32 nr_routes;    /* 0: map routes is not looked at */
 	__be16 tunnel_ports[SHORTCUT_TUNNEL_PORTS]; /* unused ones are 0 */
 	struct trace_filter filter;
+	enum shortcut_layout layout; /* not read; it tells the loader */
 };
 
 /* What is in map events. */

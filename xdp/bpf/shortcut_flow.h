@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * May a flow take the shortcut? Only where the host's conntrack does not know it: a flow that NAT changed, or whose first
+ * frames the host's stack has seen, goes on by way of the stack.
+ */
+#ifndef TAPIR_SHORTCUT_FLOW_H
+#define TAPIR_SHORTCUT_FLOW_H
+
+#include <linux/errno.h>
+
+#include "shortcut_frame.h"
+#include "shortcut_kernel.h"
+#include "shortcut_maps.h"
+
+/* How long an echo reply may take; as nf_conntrack_icmp_timeout. */
+#define ECHO_LIFETIME 30000000000ULL
+
+#define NSID_OWN BPF_F_CURRENT_NETNS
+
+static __always_inline void reverse_key(struct flow_key *to, const struct flow_key *key)
+{
+	to->source = key->dest;
+	to->dest = key->source;
+	to->source_port = key->dest_port;
+	to->dest_port = key->source_port;
+	to->proto = key->proto;
+}
+
+/* Asks for one tuple, which is a flow's original or reply one. Returns 1: known, 0: unknown, -1: it could not be asked. */
+static __always_inline int conntrack_has(void *ctx, enum path_hook hook, const struct flow_key *key, bool ipv6,
+					 __s32 nsid)
+{
+	struct bpf_ct_opts___tapir opts = { .netns_id = nsid, .l4proto = key->proto };
+	struct bpf_sock_tuple tuple = {};
+	struct nf_conn *ct;
+	__u32 size;
+
+	if (ipv6) {
+		__builtin_memcpy(tuple.ipv6.saddr, &key->source, sizeof(tuple.ipv6.saddr));
+		__builtin_memcpy(tuple.ipv6.daddr, &key->dest, sizeof(tuple.ipv6.daddr));
+		tuple.ipv6.sport = key->source_port;
+		tuple.ipv6.dport = key->dest_port;
+		size = sizeof(tuple.ipv6);
+	} else {
+		tuple.ipv4.saddr = key->source.word[3];
+		tuple.ipv4.daddr = key->dest.word[3];
+		tuple.ipv4.sport = key->source_port;
+		tuple.ipv4.dport = key->dest_port;
+		size = sizeof(tuple.ipv4);
+	}
+	if (hook == HOOK_HOST_TC)
+		ct = bpf_skb_ct_lookup(ctx, &tuple, size, &opts, sizeof(opts));
+	else
+		ct = bpf_xdp_ct_lookup(ctx, &tuple, size, &opts, sizeof(opts));
+	if (ct) {
+		bpf_ct_release(ct);
+		return 1;
+	}
+	return opts.error == -ENOENT ? 0 : -1;
+}
+
+/* Asks for both directions of a flow: a reply to a NATed one has its tuple there, and a new one may collide with it. */
+static __always_inline enum verdict ask_conntrack(void *ctx, enum path_hook hook, const struct flow_key *key, bool ipv6,
+						  __s32 nsid)
+{
+	struct flow_key reverse;
+	int known = conntrack_has(ctx, hook, key, ipv6, nsid);
+
+	if (known == 0) {
+		reverse_key(&reverse, key);
+		known = conntrack_has(ctx, hook, &reverse, ipv6, nsid);
+	}
+	if (known < 0)
+		return VERDICT_UNKNOWN;
+	return known ? VERDICT_DEFAULT : VERDICT_SHORTCUT;
+}
+
+static __noinline enum verdict ask_conntrack_xdp(struct xdp_md *ctx, const struct flow_key *key, bool ipv6, __s32 nsid)
+{
+	return ask_conntrack(ctx, HOOK_TAP_XDP, key, ipv6, nsid);
+}
+
+static __noinline enum verdict ask_conntrack_tc(struct __sk_buff *ctx, const struct flow_key *key, bool ipv6)
+{
+	return ask_conntrack(ctx, HOOK_HOST_TC, key, ipv6, NSID_OWN);
+}
+
+/* Does a verdict still hold for this frame? A SYN begins a flow anew, under a tuple that may be a Service's by now. */
+static __always_inline bool verdict_holds(const struct flow *flow, const struct frame *f,
+					  const struct shortcut_settings *s)
+{
+	if (flow->epoch != s->epoch || f->syn)
+		return false;
+	return f->key.proto == IPPROTO_TCP || bpf_ktime_get_coarse_ns() - flow->asked < s->udp_lifetime;
+}
+
+/*
+ * The verdict on a TCP or UDP flow. A verdict is written in place where there is one: readers of the same flow on another
+ * CPU see the old or the new one.
+ */
+static __always_inline enum verdict flow_verdict(void *ctx, enum path_hook hook, const struct frame *f, __s32 nsid,
+						 const struct shortcut_settings *s, bool *asked)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flows, &f->key);
+	struct flow fresh = {};
+
+	if (flow && verdict_holds(flow, f, s))
+		return flow->verdict;
+	*asked = true;
+	/* The epoch first: what changes in between is asked again. */
+	fresh.epoch = s->epoch;
+	fresh.asked = bpf_ktime_get_coarse_ns();
+	if (hook == HOOK_HOST_TC)
+		fresh.verdict = ask_conntrack_tc(ctx, &f->key, f->ipv6);
+	else
+		fresh.verdict = ask_conntrack_xdp(ctx, &f->key, f->ipv6, nsid);
+	if (fresh.verdict == VERDICT_UNKNOWN)
+		return VERDICT_UNKNOWN;
+	if (!flow) {
+		bpf_map_update_elem(&flows, &f->key, &fresh, BPF_ANY);
+	} else {
+		flow->verdict = fresh.verdict;
+		flow->asked = fresh.asked;
+		flow->epoch = fresh.epoch;
+	}
+	return fresh.verdict;
+}
+
+/*
+ * Conntrack cannot be asked for ICMP, so a reply goes the way that its request went. A request is remembered before it
+ * leaves.
+ */
+static __always_inline enum path_reason echo_may(const struct frame *f, const struct shortcut_settings *s)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct flow fresh = { .asked = now, .epoch = s->epoch, .verdict = VERDICT_SHORTCUT };
+	struct flow_key request;
+	struct flow *flow;
+
+	if (f->echo == ECHO_REQUEST) {
+		flow = bpf_map_lookup_elem(&flows, &f->key);
+		if (flow)
+			flow->asked = now;
+		else
+			bpf_map_update_elem(&flows, &f->key, &fresh, BPF_ANY);
+		return PATH_UNKNOWN;
+	}
+	request.source = f->key.dest;
+	request.dest = f->key.source;
+	request.source_port = f->key.source_port; /* the identifier, the same in both directions */
+	request.dest_port = 0;
+	request.proto = f->key.proto;
+	flow = bpf_map_lookup_elem(&flows, &request);
+	return flow && now - flow->asked < ECHO_LIFETIME ? PATH_UNKNOWN : PATH_PASS_NO_REQUEST;
+}
+
+/* Returns PATH_UNKNOWN where the frame's flow may take the shortcut. */
+static __always_inline enum path_reason flow_may(void *ctx, enum path_hook hook, const struct frame *f, __s32 nsid,
+						 const struct shortcut_settings *s, enum verdict *verdict, bool *asked)
+{
+	if (f->echo != ECHO_NONE)
+		return echo_may(f, s);
+	*verdict = flow_verdict(ctx, hook, f, nsid, s, asked);
+	switch (*verdict) {
+	case VERDICT_SHORTCUT:
+		return PATH_UNKNOWN;
+	case VERDICT_DEFAULT:
+		return PATH_PASS_CONNTRACK;
+	default:
+		return PATH_PASS_LOOKUP_FAILED;
+	}
+}
+
+#endif

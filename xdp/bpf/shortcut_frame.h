@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Takes a frame apart, by the first two questions: is it the guest's, and is it plain? It only reads, and what it read is
+ * the guest's word until it was compared with the attachment.
+ */
+#ifndef TAPIR_SHORTCUT_FRAME_H
+#define TAPIR_SHORTCUT_FRAME_H
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+
+#include "shortcut.h"
+
+#define IPV4_FRAGMENT 0x3fff /* of frag_off: offset, or more to come */
+
+#define NEXTHDR_HOP	 0
+#define NEXTHDR_ROUTING	 43
+#define NEXTHDR_FRAGMENT 44
+#define NEXTHDR_AUTH	 51
+#define NEXTHDR_ICMP	 58
+#define NEXTHDR_DEST	 60
+
+#define IPV4_L4_OFF (ETH_HLEN + sizeof(struct iphdr))
+#define IPV6_L4_OFF (ETH_HLEN + sizeof(struct ipv6hdr))
+
+/* linux/icmp.h includes libc. An echo message of either family, RFC 792 and RFC 4443. */
+#define ICMP_ECHO	    8
+#define ICMP_ECHOREPLY	    0
+#define ICMPV6_ECHO_REQUEST 128
+#define ICMPV6_ECHO_REPLY   129
+
+struct icmp_echo {
+	__u8 type, code;
+	__be16 checksum;
+	__be16 id, sequence;
+};
+
+/* What a frame must have linear to be taken apart. */
+#define FRAME_HEADERS (IPV6_L4_OFF + sizeof(struct tcphdr))
+
+enum echo {
+	ECHO_NONE = 0,
+	ECHO_REQUEST,
+	ECHO_REPLY,
+};
+
+struct frame {
+	void *data, *data_end;
+	__u32 len;	/* the whole frame's */
+	__u32 gso_size; /* of its segments; 0: one frame */
+	bool ipv6;
+	bool syn;
+	enum echo echo;
+	__u32 l4_off;	   /* IPV4_L4_OFF or IPV6_L4_OFF */
+	__u32 l4_len;	   /* as the IP header says; the frame is not shorter */
+	__u32 headers_len; /* of IP and transport */
+	struct flow_key key;
+};
+
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	const __u16 *x = (const __u16 *)a, *y = (const __u16 *)b; /* all MACs here are 2-aligned */
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
+}
+
+static __always_inline void copy_mac(__u8 *to, const __u8 *from)
+{
+	__u16 *x = (__u16 *)to;
+	const __u16 *y = (const __u16 *)from;
+
+	x[0] = y[0];
+	x[1] = y[1];
+	x[2] = y[2];
+}
+
+/* The key of an IPv4 address: ::ffff:a.b.c.d. */
+static __always_inline void map_ipv4(struct ipv6_addr *to, __be32 addr)
+{
+	to->word[0] = 0;
+	to->word[1] = 0;
+	to->word[2] = bpf_htonl(0xffff);
+	to->word[3] = addr;
+}
+
+static __always_inline bool same_ipv6(const struct ipv6_addr *a, const struct ipv6_addr *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
+	       a->word[3] == b->word[3];
+}
+
+static __always_inline bool owns_ipv4(const struct attachment *a, __be32 addr)
+{
+	for (__u32 i = 0; i < TAPIR_MAX_ADDRESSES; i++) {
+		if (i >= a->nr_ipv4)
+			break;
+		if (a->ipv4[i] == addr)
+			return true;
+	}
+	return false;
+}
+
+static __always_inline bool owns_ipv6(const struct attachment *a, const struct ipv6_addr *addr)
+{
+	for (__u32 i = 0; i < TAPIR_MAX_ADDRESSES; i++) {
+		if (i >= a->nr_ipv6)
+			break;
+		if (same_ipv6(&a->ipv6[i], addr))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * On the uplink the source is asked for later, by the routes. At the host end guest_ingress has dropped the forgeries,
+ * where they are forbidden, and what it let through is passed on. Returns PATH_UNKNOWN for the guest's own address.
+ */
+static __always_inline enum path_reason check_source_ipv4(const struct attachment *a, __be32 source,
+							  enum path_hook hook)
+{
+	if (hook == HOOK_UPLINK_XDP || owns_ipv4(a, source))
+		return PATH_UNKNOWN;
+	/* 0.0.0.0 may be DHCP, which guest_ingress knows. */
+	if (hook == HOOK_TAP_XDP && (a->flags & ATTACHMENT_SPOOF_CHECK) && source != 0)
+		return PATH_DROP_SPOOF_IPV4;
+	return PATH_PASS_SOURCE;
+}
+
+/* Link-local and unspecified: Neighbour Discovery, DAD and MLD, which guest_ingress knows. */
+static __always_inline bool maybe_own_ipv6(const struct ipv6_addr *a)
+{
+	return (a->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+	       (a->word[0] | a->word[1] | a->word[2] | a->word[3]) == 0;
+}
+
+static __always_inline enum path_reason check_source_ipv6(const struct attachment *a, const struct ipv6_addr *source,
+							  enum path_hook hook)
+{
+	if (hook == HOOK_UPLINK_XDP || owns_ipv6(a, source))
+		return PATH_UNKNOWN;
+	if (hook == HOOK_TAP_XDP && (a->flags & ATTACHMENT_SPOOF_CHECK) && !maybe_own_ipv6(source))
+		return PATH_DROP_SPOOF_IPV6;
+	return PATH_PASS_SOURCE;
+}
+
+static __always_inline bool tunnel_port(const struct shortcut_settings *s, __be16 port)
+{
+	for (int i = 0; i < SHORTCUT_TUNNEL_PORTS; i++) {
+		if (s->tunnel_ports[i] == 0)
+			break;
+		if (s->tunnel_ports[i] == port)
+			return true;
+	}
+	return false;
+}
+
+static __always_inline enum path_reason parse_tcp(struct frame *f, void *l4)
+{
+	struct tcphdr *tcp = l4;
+	__u32 header;
+
+	if ((void *)(tcp + 1) > f->data_end)
+		return PATH_PASS_LENGTH;
+	header = tcp->doff * 4;
+	if (header < sizeof(*tcp) || header > f->l4_len)
+		return PATH_PASS_LENGTH;
+	f->headers_len += header;
+	f->key.source_port = tcp->source;
+	f->key.dest_port = tcp->dest;
+	f->syn = tcp->syn;
+	return PATH_UNKNOWN;
+}
+
+static __always_inline enum path_reason parse_udp(struct frame *f, void *l4, const struct shortcut_settings *s)
+{
+	struct udphdr *udp = l4;
+
+	if ((void *)(udp + 1) > f->data_end)
+		return PATH_PASS_LENGTH;
+	if (bpf_ntohs(udp->len) != f->l4_len || f->l4_len < sizeof(*udp))
+		return PATH_PASS_LENGTH;
+	f->headers_len += sizeof(*udp);
+	f->key.source_port = udp->source;
+	f->key.dest_port = udp->dest;
+	if (tunnel_port(s, udp->source) || tunnel_port(s, udp->dest))
+		return PATH_PASS_TUNNEL;
+	return PATH_UNKNOWN;
+}
+
+static __always_inline enum path_reason parse_icmp(struct frame *f, void *l4, __u8 request, __u8 reply)
+{
+	struct icmp_echo *icmp = l4;
+
+	if ((void *)(icmp + 1) > f->data_end || f->l4_len < sizeof(*icmp))
+		return PATH_PASS_LENGTH;
+	if (icmp->code != 0 || (icmp->type != request && icmp->type != reply))
+		return PATH_PASS_PROTOCOL;
+	f->headers_len += sizeof(*icmp);
+	f->echo = icmp->type == request ? ECHO_REQUEST : ECHO_REPLY;
+	f->key.source_port = icmp->id;
+	return PATH_UNKNOWN;
+}
+
+/* Returns PATH_UNKNOWN for a plain packet of the guest's. */
+static __always_inline enum path_reason parse_ipv4(struct frame *f, const struct attachment *a,
+						   const struct shortcut_settings *s, enum path_hook hook)
+{
+	struct iphdr *ip = f->data + ETH_HLEN;
+	enum path_reason r;
+	__u32 len;
+
+	if ((void *)(ip + 1) > f->data_end || ip->version != 4 || ip->ihl < 5)
+		return PATH_PASS_LENGTH;
+	map_ipv4(&f->key.source, ip->saddr);
+	map_ipv4(&f->key.dest, ip->daddr);
+	f->key.proto = ip->protocol;
+	r = check_source_ipv4(a, ip->saddr, hook);
+	if (r != PATH_UNKNOWN)
+		return r;
+	if (!same_mac(((struct ethhdr *)f->data)->h_dest, a->gateway_mac))
+		return PATH_PASS_NOT_GATEWAY;
+	if (ip->ihl != 5)
+		return PATH_PASS_OPTIONS;
+	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT))
+		return PATH_PASS_FRAGMENT;
+	len = bpf_ntohs(ip->tot_len);
+	if (len < sizeof(*ip) || len > f->len - ETH_HLEN)
+		return PATH_PASS_LENGTH;
+	f->l4_off = IPV4_L4_OFF;
+	f->l4_len = len - sizeof(*ip);
+	f->headers_len = sizeof(*ip);
+	switch (ip->protocol) {
+	case IPPROTO_TCP:
+		r = parse_tcp(f, ip + 1);
+		break;
+	case IPPROTO_UDP:
+		r = parse_udp(f, ip + 1, s);
+		break;
+	case IPPROTO_ICMP:
+		r = parse_icmp(f, ip + 1, ICMP_ECHO, ICMP_ECHOREPLY);
+		break;
+	default:
+		r = PATH_PASS_PROTOCOL;
+	}
+	if (r == PATH_UNKNOWN && ip->ttl <= 1)
+		return PATH_PASS_TTL;
+	return r;
+}
+
+/* Returns PATH_UNKNOWN for a plain packet of the guest's. */
+static __always_inline enum path_reason parse_ipv6(struct frame *f, const struct attachment *a,
+						   const struct shortcut_settings *s, enum path_hook hook)
+{
+	struct ipv6hdr *ip6 = f->data + ETH_HLEN;
+	enum path_reason r;
+
+	if ((void *)(ip6 + 1) > f->data_end || ip6->version != 6)
+		return PATH_PASS_LENGTH;
+	f->ipv6 = true;
+	__builtin_memcpy(&f->key.source, &ip6->saddr, sizeof(f->key.source));
+	__builtin_memcpy(&f->key.dest, &ip6->daddr, sizeof(f->key.dest));
+	f->key.proto = ip6->nexthdr;
+	r = check_source_ipv6(a, &f->key.source, hook);
+	if (r != PATH_UNKNOWN)
+		return r;
+	if (!same_mac(((struct ethhdr *)f->data)->h_dest, a->gateway_mac))
+		return PATH_PASS_NOT_GATEWAY;
+	f->l4_off = IPV6_L4_OFF;
+	f->l4_len = bpf_ntohs(ip6->payload_len);
+	f->headers_len = sizeof(*ip6);
+	if (f->l4_len > f->len - IPV6_L4_OFF)
+		return PATH_PASS_LENGTH;
+	switch (ip6->nexthdr) {
+	case IPPROTO_TCP:
+		r = parse_tcp(f, ip6 + 1);
+		break;
+	case IPPROTO_UDP:
+		r = parse_udp(f, ip6 + 1, s);
+		break;
+	case NEXTHDR_ICMP:
+		r = parse_icmp(f, ip6 + 1, ICMPV6_ECHO_REQUEST, ICMPV6_ECHO_REPLY);
+		break;
+	case NEXTHDR_FRAGMENT:
+		r = PATH_PASS_FRAGMENT;
+		break;
+	case NEXTHDR_HOP:
+	case NEXTHDR_ROUTING:
+	case NEXTHDR_AUTH:
+	case NEXTHDR_DEST:
+		r = PATH_PASS_EXT_HEADERS;
+		break;
+	default:
+		r = PATH_PASS_PROTOCOL;
+	}
+	if (r == PATH_UNKNOWN && ip6->hop_limit <= 1)
+		return PATH_PASS_TTL;
+	return r;
+}
+
+/* Returns PATH_UNKNOWN for a plain frame of the guest's; on the uplink, to the uplink's MAC. */
+static __always_inline enum path_reason parse(struct frame *f, const struct attachment *a,
+					      const struct shortcut_settings *s, enum path_hook hook)
+{
+	struct ethhdr *eth = f->data;
+
+	if ((void *)(eth + 1) > f->data_end)
+		return PATH_PASS_LENGTH;
+	if (hook == HOOK_TAP_XDP && (a->flags & ATTACHMENT_SPOOF_CHECK) && !same_mac(eth->h_source, a->guest_mac))
+		return PATH_DROP_SPOOF_MAC;
+	switch (eth->h_proto) {
+	case bpf_htons(ETH_P_IP):
+		return parse_ipv4(f, a, s, hook);
+	case bpf_htons(ETH_P_IPV6):
+		return parse_ipv6(f, a, s, hook);
+	default:
+		return PATH_PASS_NOT_IP;
+	}
+}
+
+#endif
