@@ -88,6 +88,11 @@ bench-xdp: build refplugins $(TOOLS)/bench-xdp ## Measure the XDP shortcut again
 bench-tapio: $(TOOLS)/bench-tapio ## Measure TAP read and write by themselves (BENCH_FLAGS="-update docs/benchmarks.md" renews the tables)
 	@$(TOOLS)/bench-tapio $(BENCH_FLAGS)
 
+.PHONY: bench-napi
+bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue: settings, guests, what the rules choose (BENCH_FLAGS=-rounds=2)
+	@tools/setup.sh net
+	$(TOOLS)/bench-napi -bin bin $(BENCH_FLAGS)
+
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
 	tools/setup.sh net vm
@@ -120,7 +125,7 @@ $(TOOLS)/golangci-lint $(TOOLS)/gotestsum &: tools/go.mod tools/go.sum
 	go -C tools build -o $(CURDIR)/$(TOOLS)/ tool
 	@touch $(TOOLS)/golangci-lint $(TOOLS)/gotestsum
 
-.PHONY: $(TOOLS)/leftovers $(TOOLS)/bench-add
+.PHONY: $(TOOLS)/leftovers $(TOOLS)/bench-add $(TOOLS)/bench-napi
 $(TOOLS)/leftovers:
 	@mkdir -p $(TOOLS)
 	@go build -o $@ ./test/leftovers
@@ -137,3 +142,6 @@ $(TOOLS)/bench-xdp:
 $(TOOLS)/bench-tapio:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/tapio
+$(TOOLS)/bench-napi:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/napi

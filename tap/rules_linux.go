@@ -1,0 +1,75 @@
+package tap
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Apply writes what of the setting belongs to the device: threaded, gro_flush_timeout and napi_defer_hard_irqs of the TAP with that
+// name in the network namespace at path; "" is the calling thread's. NAPI is not among it: that is asked for when a queue is
+// opened. Nor is Batch, which belongs to the threads ([Setting.ApplyThread]). The kernel takes threaded only while a queue with NAPI is
+// attached, and keeps it afterwards (EOPNOTSUPP before; dev_set_threaded in net/core/dev.c). It returns all errors joined, each with its errno.
+func (s Setting) Apply(path, name string) error {
+	err := within(path, func() error { return s.apply(name) })
+	if err != nil {
+		return fmt.Errorf("set up NAPI of tap %q: %w", name, err)
+	}
+	return nil
+}
+
+func (s Setting) apply(name string) error {
+	root, err := sysfs()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	// That one is for readers; it is mounted nowhere, so nobody else sees this (mount_setattr, Linux 5.12, as old as threaded).
+	writable := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
+	if err := unix.MountSetattr(root, "", unix.AT_EMPTY_PATH, &writable); err != nil {
+		return fmt.Errorf("make the sysfs writable: %w", err)
+	}
+	threaded := "0"
+	if s.Threaded {
+		threaded = "1"
+	}
+	err = writeAttribute(root, name, "threaded", threaded)
+	if !s.Threaded && errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil // no queue with NAPI, nothing that could be threaded
+	}
+	return errors.Join(err,
+		writeAttribute(root, name, "napi_defer_hard_irqs", strconv.Itoa(s.DeferHardIRQs)),
+		writeAttribute(root, name, "gro_flush_timeout", strconv.FormatInt(s.GROFlushTimeout.Nanoseconds(), 10)),
+	)
+}
+
+// ApplyThread sets the scheduling policy of a thread that polls a queue, by its id: SCHED_BATCH or SCHED_OTHER (sched(7)). A thread of SCHED_OTHER
+// that a write wakes interrupts the writer, so that it often finds one frame and GRO merges nothing; one of SCHED_BATCH runs when the
+// writer sleeps or its time is up, or on another CPU, and finds many. The kernel makes the thread when the queue is attached, or when
+// threaded is set, and it takes the policy with it when it goes.
+func (s Setting) ApplyThread(tid int) error {
+	policy, name := unix.SCHED_NORMAL, "SCHED_OTHER"
+	if s.Batch {
+		policy, name = unix.SCHED_BATCH, "SCHED_BATCH"
+	}
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: uint32(policy)}
+	if err := unix.SchedSetAttr(tid, &attr, 0); err != nil {
+		return fmt.Errorf("make NAPI thread %d %s: %w", tid, name, err)
+	}
+	return nil
+}
+
+// writeAttribute writes /sys/class/net/NAME/ATTRIBUTE below the sysfs root.
+func writeAttribute(root int, name, attribute, value string) error {
+	fd, err := unix.Openat(root, "class/net/"+name+"/"+attribute, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", attribute, err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, []byte(value)); err != nil {
+		return fmt.Errorf("set %s to %s: %w", attribute, value, err)
+	}
+	return nil
+}
