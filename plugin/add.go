@@ -98,7 +98,11 @@ func (p *plugin) addHeld(ctx context.Context, store *state.Store, plan *Plan, ne
 			return nil, err
 		}
 	}
-	a := &apply{plan: plan, netns: netns, host: host, pod: pod, progs: progs, undo: &undo{}, trace: p.trace}
+	a := &apply{plan: plan, netns: netns, host: host, pod: pod, progs: progs, undo: &undo{}, trace: p.trace, bpffs: p.bpffs}
+	if err := a.openShortcut(p.bpffs); err != nil {
+		return nil, err
+	}
+	defer a.closeShortcut()
 	rec, err := p.carryOut(ctx, store, a)
 	if err == nil {
 		return rec, nil

@@ -23,6 +23,9 @@ func (a *apply) hostSide() error {
 			return err
 		}
 	}
+	if err := a.attachHostShortcut(); err != nil {
+		return err
+	}
 	// Two requests: in one, the kernel brings the link up before it hears that IPv6 is to make no address.
 	for _, s := range []rtnl.Settings{{Name: dev.Name, Alias: a.rec.Alias(), NoIPv6Addr: true}, {Name: dev.Name, Up: true}} {
 		if err := a.host.Configure(dev.Index, s); err != nil {

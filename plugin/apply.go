@@ -22,6 +22,11 @@ type apply struct {
 	progs *xdp.Programs
 	undo  *undo
 	trace *trace.Trace
+
+	bpffs      string        // the folder of the pinned programs
+	shortcut   *xdp.Shortcut // nil: no part in it
+	noShortcut string        // why not, though it was wanted
+	joined     bool          // it has its part, and the TAP its program
 }
 
 // run makes devices, programs, addresses, routes and masquerade, in this order, so that no frame of the guest ever
@@ -44,6 +49,9 @@ func (a *apply) run() error {
 	if err := a.masquerade(); err != nil {
 		return err
 	}
+	if err := a.publish(a.bpffs); err != nil {
+		return err
+	}
 	return a.writeDAN()
 }
 
@@ -52,7 +60,7 @@ func (a *apply) devices() error {
 	if a.plan.OnHost {
 		return a.makeTap() // hostSide brings it up
 	}
-	return a.netns.Do(func(ns.NetNS) error { return a.podSide() })
+	return a.netns.Do(a.podSide)
 }
 
 func (a *apply) masquerade() error {
@@ -92,7 +100,7 @@ func (a *apply) awaitCarrier() error {
 
 // podSide runs on a thread in the pod's netns: a TAP belongs to the netns of the open(), and BPF_PROG_ATTACH looks the
 // device up in that of the caller.
-func (a *apply) podSide() error {
+func (a *apply) podSide(hostNS ns.NetNS) error {
 	if !a.plan.Plain {
 		if err := a.makeTap(); err != nil {
 			return err
@@ -107,6 +115,9 @@ func (a *apply) podSide() error {
 		if err := a.makeVeth(); err != nil {
 			return err
 		}
+		if err := a.shape(); err != nil {
+			return err
+		}
 		if a.plan.Plain {
 			return a.addressPod()
 		}
@@ -114,6 +125,9 @@ func (a *apply) podSide() error {
 			return err
 		}
 		if err := a.pod.Configure(a.rec.Pod.Index, rtnl.Settings{Up: true, Name: a.rec.Pod.Name}); err != nil {
+			return err
+		}
+		if err := a.joinShortcut(hostNS); err != nil {
 			return err
 		}
 	}

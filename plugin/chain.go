@@ -49,6 +49,9 @@ func (c *Config) validateChained(fs *faults) {
 	if c.XDP.Mode != "off" {
 		fs.Add("xdp.mode", `want "off" after another plugin: the shortcut would go round its policies`)
 	}
+	if c.RuntimeConfig.Bandwidth != nil {
+		fs.Add("runtimeConfig.bandwidth", "want none "+whose+" interface; put the bandwidth plugin after tapir and give it the capability")
+	}
 	if c.Placement == PlacementHost {
 		fs.Add("placement", `want "pod" after another plugin: the TAP goes onto its interface`)
 	}

@@ -110,6 +110,10 @@ func comparePlan(plan *Plan, rec state.Attachment) []string {
 	f.differ("DAN file", orNone(plan.DAN), orNone(rec.DAN))
 	f.differ("spoofCheck", plan.SpoofCheck, rec.SpoofCheck)
 	f.differ("ipMasq", plan.Masquerade, rec.Masquerade != "")
+	f.differ("xdp.mode", cmp.Or(string(plan.XDP), string(xdp.ModeOff)), cmp.Or(rec.XDP.Wanted, string(xdp.ModeOff)))
+	if plan.Bandwidth != nil {
+		f.differ("bandwidth", *plan.Bandwidth, *cmp.Or(rec.Bandwidth, &state.Bandwidth{}))
+	}
 	if plan.Redirect != redirectAuto {
 		f.differ("redirect", plan.Redirect, rec.Redirect)
 	}
@@ -229,6 +233,9 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 		f = append(f, checkEntries(progs, rec)...)
 	}
 	k := &inspection{rec: rec, progs: progs}
+	if s := k.openForCheck(p.bpffs); s != nil {
+		defer s.Close() //nolint:errcheck // it was only read
+	}
 	if !rec.Chained {
 		k.hostSide(host)
 		k.masquerade()
@@ -238,6 +245,7 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 	} else {
 		err = netns.Do(func(ns.NetNS) error { return k.inPod() })
 	}
+	k.hostShortcut()
 	return append(f, k.findings...), err
 }
 

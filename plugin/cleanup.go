@@ -32,7 +32,7 @@ type Cleaner struct {
 
 // Leftover is one thing that was removed, or would be.
 type Leftover struct {
-	Kind string `json:"kind"` // attachment, entry, table, sysctl, pins, state
+	Kind string `json:"kind"` // attachment, entry, uplink, table, sysctl, pins, state
 	Name string `json:"name"`
 	Why  string `json:"why"`
 }
@@ -52,7 +52,8 @@ func (c Cleaner) Run(ctx context.Context) (Report, error) {
 	c.StateDirs = distinct(c.StateDirs)
 	// Entries before attachments: an entry stands before its attachment's record does, and under the same lock of the state.
 	entries, err := c.entries()
-	errs := []error{err}
+	taps, shortcutErr := c.shortcutEntries()
+	errs := []error{err, shortcutErr}
 	known, others, adding := map[uint32]bool{}, 0, 0
 	for _, dir := range c.StateDirs {
 		errs = append(errs, c.attachments(ctx, dir, &r, known))
@@ -74,7 +75,7 @@ func (c Cleaner) Run(ctx context.Context) (Report, error) {
 	if err := errors.Join(errs...); err != nil {
 		return r, err // who cannot tell what is used removes nothing
 	}
-	errs = append(errs, c.orphans(&r, entries, known))
+	errs = append(errs, c.shortcutOrphans(&r, taps, known), c.orphans(&r, entries, known))
 	switch {
 	case r.Live > 0:
 		r.keepShared(fmt.Sprintf("%d attachments use them", r.Live))
@@ -112,7 +113,7 @@ func (c Cleaner) shared(ctx context.Context, r *Report) error {
 		for _, tx := range txs {
 			errs = append(errs, c.sysctls(tx, r))
 		}
-		errs = append(errs, c.pins(r))
+		errs = append(errs, c.uplinks(r), c.pins(r))
 	})
 	errs = append(errs, err)
 	if slices.ContainsFunc(r.Kept, func(l Leftover) bool { return l.Kind == keptShared }) {

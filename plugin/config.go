@@ -47,7 +47,7 @@ type Config struct {
 	NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs" default:"[]"`
 	// How frames get from the TAP to the veth and back: clsact, tcx (Linux 6.6 or newer; slower to ADD and DEL) or auto: clsact on devices that tapir made; on the interface of another plugin tcx, or the end of the filters that are there.
 	Redirect string `json:"redirect" default:"auto"`
-	// The XDP fast path.
+	// The shortcut between guests of this node, and to other nodes (docs/xdp.md). Not after another plugin, nor without a veth: placement host, vmm kata.
 	XDP XDPConfig `json:"xdp"`
 	// Layout of the result: cri, firecracker or plain.
 	Result string `json:"result" default:"cri"`
@@ -60,7 +60,7 @@ type Config struct {
 
 	// DNS of the guest, as in the CNI result.
 	DNS DNSConfig `json:"dns"`
-	// Capabilities that the runtime may fill in runtimeConfig: mac, ips, ipRanges, dns, io.kubernetes.cri.pod-annotations.
+	// Capabilities that the runtime may fill in runtimeConfig: mac, ips, ipRanges, dns, bandwidth, io.kubernetes.cri.pod-annotations.
 	Capabilities map[string]bool `json:"capabilities" default:"{}"`
 	// What the runtime filled in; written by the runtime, not by people.
 	RuntimeConfig RuntimeConfig `json:"runtimeConfig"`
@@ -76,9 +76,9 @@ type Config struct {
 
 // XDPConfig is the key "xdp".
 type XDPConfig struct {
-	// off. The fast path is not built yet; every other mode is refused.
+	// off, native, generic, or auto: native where the kernel has what it needs, else generic, else off, and the attachment's record says why. native and generic fail with code 101 there.
 	Mode string `json:"mode" default:"off"`
-	// The node's NIC. Empty: none.
+	// The node's NIC, for the short way to other nodes. It is shared by all attachments and stays an uplink. Empty: none.
 	Uplink string `json:"uplink" default:"\"\""`
 }
 
@@ -106,8 +106,8 @@ type RuntimeConfig struct {
 	DNS RuntimeDNS `json:"dns"`
 	// Annotations of the pod (capability io.kubernetes.cri.pod-annotations).
 	PodAnnotations map[string]string `json:"io.kubernetes.cri.pod-annotations" default:"{}"`
-	// Refused: put the bandwidth plugin after tapir in the list.
-	Bandwidth json.RawMessage `json:"bandwidth" default:"none"`
+	// Limits (capability bandwidth). Refused with placement host; refused after another plugin, where the bandwidth plugin belongs after tapir.
+	Bandwidth *BandwidthConfig `json:"bandwidth" default:"none"`
 	// Refused: put the portmap plugin after tapir in the list.
 	PortMappings json.RawMessage `json:"portMappings" default:"none"`
 }
@@ -120,6 +120,18 @@ type RuntimeDNS struct {
 	Searches []string `json:"searches" default:"[]"`
 	// Resolver options.
 	Options []string `json:"options" default:"[]"`
+}
+
+// BandwidthConfig is what the runtime fills in for the capability bandwidth. A rate needs a burst, and the other way round.
+type BandwidthConfig struct {
+	// What the guest may receive, in bits a second; 0 is no limit.
+	IngressRate uint64 `json:"ingressRate" default:"0"`
+	// How much of that may come at once, in bits; a burst shorter than a frame counts as one.
+	IngressBurst uint64 `json:"ingressBurst" default:"0"`
+	// What the guest may send, in bits a second; 0 is no limit.
+	EgressRate uint64 `json:"egressRate" default:"0"`
+	// How much of that may go at once, in bits.
+	EgressBurst uint64 `json:"egressBurst" default:"0"`
 }
 
 // DefaultStateDir is where attachments and leases are kept.

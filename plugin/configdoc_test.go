@@ -34,6 +34,7 @@ var sections = []section{
 	{"`xdp`", "XDPConfig"},
 	{"`runtimeConfig`", "RuntimeConfig"},
 	{"`runtimeConfig.dns`", "RuntimeDNS"},
+	{"`runtimeConfig.bandwidth`", "BandwidthConfig"},
 }
 
 // docField is one key as the documentation shows it.
@@ -148,8 +149,10 @@ func typeName(e ast.Expr) string {
 		return "object"
 	case *ast.Ident:
 		switch x.Name {
-		case "string", "int":
-			return map[string]string{"string": "string", "int": "number"}[x.Name]
+		case "string":
+			return "string"
+		case "int", "uint64":
+			return "number"
 		case "bool":
 			return "boolean"
 		}

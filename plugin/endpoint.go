@@ -39,6 +39,9 @@ func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 		return map[uint32]xdp.Endpoint{end: guest}, nil
 	}
 	guest.Role, guest.Counters, guest.Peer, guest.Redirect = xdp.RoleGuest, tapIndex, podIndex, xdp.RedirectPeer
+	if _, limit := shapes(rec); limit != nil {
+		guest.Redirect = xdp.RedirectEgress // by the pod end's queue, not past it
+	}
 	pod := xdp.Endpoint{Role: xdp.RolePod, Counters: tapIndex, Peer: tapIndex, Redirect: xdp.RedirectEgress, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC}
 	return map[uint32]xdp.Endpoint{tapIndex: guest, podIndex: pod}, nil
 }

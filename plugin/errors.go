@@ -21,6 +21,7 @@ const (
 	CodeCorrupt     uint = 103 // the state is damaged and cannot be rebuilt
 	CodeDiffers     uint = 104 // CHECK: the kernel has not what ADD made
 	codeUnavailable uint = 50  // STATUS: this node can serve no ADD
+	codeConfig           = types.ErrInvalidNetworkConfig
 )
 
 // coded is an error that carries its CNI code; the outermost one in a chain decides.

@@ -17,6 +17,9 @@ type inspection struct {
 	findings
 	rec   state.Attachment
 	progs *xdp.Programs // nil where the pins are gone, which is a finding already
+
+	shortcut *xdp.Shortcut // nil where the attachment takes no part in it
+	current  bool          // the TAP has this version's program of it
 }
 
 func (k *inspection) add(format string, args ...any) {
@@ -68,6 +71,8 @@ func (k *inspection) hostSide(host *rtnl.Conn) {
 	if k.rec.OnHost() && !k.rec.Rebuilt {
 		k.tap(host)
 	}
+	limit, _ := shapes(&k.rec)
+	k.shaped(host, k.rec.Host, limit)
 	var want []netip.Prefix
 	for _, gw := range gateways(k.rec.Addresses) {
 		want = append(want, single(gw))
@@ -190,6 +195,9 @@ func (k *inspection) taggedInPod() error {
 // podSide compares what is in the sandbox. It runs on a thread in that netns.
 func (k *inspection) podSide(pod *rtnl.Conn) {
 	link := k.link(pod, k.rec.Pod)
+	if _, limit := shapes(&k.rec); link != nil {
+		k.shaped(pod, k.rec.Pod, limit)
+	}
 	if k.plain() {
 		if link != nil {
 			var want []netip.Prefix
@@ -217,6 +225,7 @@ func (k *inspection) podSide(pod *rtnl.Conn) {
 		method = string(xdp.MethodClsact)
 	}
 	k.attached(k.rec.TAP, xdp.RoleGuest, method)
+	k.xdpOnTap(k.rec.TAP)
 	k.tap(pod)
 }
 

@@ -51,6 +51,10 @@ type Plan struct {
 	Layout   string
 	Redirect string
 
+	XDP       xdp.Mode // empty: off
+	Uplink    string   // of the shortcut; empty: none
+	Bandwidth *state.Bandwidth
+
 	SpoofCheck bool
 	Masquerade bool
 	NoMasq     []string // nonMasqueradeCIDRs
@@ -100,6 +104,8 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 	}
 	p.planTap(cfg, a, &fs, &argFaults)
 	p.planKata(cfg, a, &argFaults)
+	p.planShortcut(cfg)
+	p.planBandwidth(cfg, &fs)
 	p.planMAC(cfg, a, conv, &fs, &argFaults)
 	if p.Chained {
 		p.planForeign(cfg, a, conv, &fs, &argFaults)

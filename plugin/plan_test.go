@@ -50,7 +50,6 @@ func TestEveryFaultIsToldAtOnceWithItsPath(t *testing.T) {
 		"unknown argument":    {keys: []string{ranges}, args: "TAP_QUEUE=2", code: 4, want: []string{`"TAP_QUEUES"`}},
 		"both":                {keys: []string{`"mtu": -1`, ranges}, args: "TAP_QUEUES=x", code: 7, want: []string{"mtu", "CNI_ARGS.TAP_QUEUES"}},
 		"firecracker has one": {keys: []string{`"vmm": "firecracker"`, `"queues": 2`, ranges}, code: 7, want: []string{"queues: the TAP has 2 queues", `set "queues": 1`}},
-		"not built":           {keys: []string{`"xdp": {"mode": "native", "uplink": "eth0"}`, ranges}, code: 7, want: []string{"xdp.mode", "xdp.uplink"}},
 		"no TAP for Kata's scan": {
 			keys: []string{`"vmm": "kata"`, `"queues": 2`, `"tapName": "tap0"`, `"owner": 0`, `"group": 0`, `"txQueueLen": 500`, `"result": "firecracker"`, `"when": "annotated"`, ranges},
 			code: 7, want: []string{"queues: want 1", "tapName", "owner", "group", "txQueueLen", "result", "when", "Kata makes its own"},
@@ -70,7 +69,16 @@ func TestEveryFaultIsToldAtOnceWithItsPath(t *testing.T) {
 		"gateway's MAC":                  {keys: []string{fmt.Sprintf("%q: %q", "mac", xdp.GatewayMAC), ranges}, code: 7, want: []string{"not the gateway's"}},
 		"the veth's name":                {keys: []string{`"tapName": "eth0"`, ranges}, code: 7, want: []string{"tapName"}},
 		"chained":                        {keys: []string{`"prevResult": {"cniVersion": "1.0.0"}`, `"ipMasq": true`, ranges}, code: 7, want: []string{"ipam: want none", "ipMasq: want false"}},
-		"bandwidth":                      {keys: []string{`"runtimeConfig": {"bandwidth": {"ingressRate": 1}}`, ranges}, code: 7, want: []string{"runtimeConfig.bandwidth"}},
+		"limits without a burst":         {keys: []string{`"runtimeConfig": {"bandwidth": {"ingressRate": 8000, "egressBurst": 1}}`, ranges}, code: 7, want: []string{"runtimeConfig.bandwidth.ingressBurst: want one", "runtimeConfig.bandwidth.egressRate: want one"}},
+		"limits out of range":            {keys: []string{`"runtimeConfig": {"bandwidth": {"ingressRate": 7, "ingressBurst": 1, "egressRate": 8, "egressBurst": 34359738360}}`, ranges}, code: 7, want: []string{"ingressRate: want at least 8", "egressBurst: want less than"}},
+		"limits of another type":         {keys: []string{`"runtimeConfig": {"bandwidth": {"ingressRate": -1, "ingresBurst": 1}}`, ranges}, code: 7, want: []string{"runtimeConfig.bandwidth.ingressRate", `"ingressBurst"`}},
+		"limits after another":           {keys: []string{`"prevResult": {"cniVersion": "1.0.0"}`, `"runtimeConfig": {"bandwidth": {"ingressRate": 8, "ingressBurst": 8}}`}, code: 7, want: []string{"put the bandwidth plugin after tapir"}},
+		"limits on the host":             {keys: []string{`"placement": "host"`, `"runtimeConfig": {"bandwidth": {"ingressRate": 8, "ingressBurst": 8}}`, ranges}, code: 7, want: []string{"runtimeConfig.bandwidth: want none with placement", `use placement "pod"`}},
+		"shortcut after another":         {keys: []string{`"prevResult": {"cniVersion": "1.0.0"}`, `"xdp": {"mode": "auto"}`}, code: 7, want: []string{`xdp.mode: want "off" after another plugin`}},
+		"shortcut on the host":           {keys: []string{`"placement": "host"`, `"xdp": {"mode": "auto"}`, ranges}, code: 7, want: []string{`xdp.mode: want "off" with placement "host"`}},
+		"shortcut of Kata":               {keys: []string{`"vmm": "kata"`, `"xdp": {"mode": "native"}`, ranges}, code: 7, want: []string{`xdp.mode: want "off" with "vmm": "kata"`}},
+		"unknown mode":                   {keys: []string{`"xdp": {"mode": "fast"}`, ranges}, code: 7, want: []string{"xdp.mode: want one of off, auto, native, generic"}},
+		"uplink of no shortcut":          {keys: []string{`"xdp": {"uplink": "eth0"}`, ranges}, code: 7, want: []string{`xdp.uplink: want none with xdp.mode "off"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := planOf(t, conf(tc.keys...), tc.args)
@@ -113,10 +121,14 @@ func TestPlanSaysWhatAnAddWillDo(t *testing.T) {
 		"host with the opt-in": {keys: []string{`"placement": "host"`, `"when": "annotated"`, `"vmm": "kata"`, `"danDir": "/dans"`}, args: "TAP=1", check: func(p *Plan) (any, any) {
 			return "false true /dans/c1.json", fmt.Sprint(p.Plain, " ", p.OnHost, " ", p.DAN)
 		}},
-		"no DAN file for others":    {keys: []string{`"placement": "host"`}, check: func(p *Plan) (any, any) { return "true ", fmt.Sprint(p.OnHost, " ", p.DAN) }},
-		"a veth for Kata's scan":    {keys: []string{`"vmm": "kata"`}, check: func(p *Plan) (any, any) { return "true false ", fmt.Sprint(p.Plain, " ", p.OnHost, " ", p.DAN) }},
-		"on the host any name":      {keys: []string{`"placement": "host"`, `"tapName": "eth0"`}, check: func(p *Plan) (any, any) { return "eth0", p.TapName }},
-		"the runtime's names first": {keys: []string{`"dns": {"nameservers": ["192.0.2.1"]}`, `"runtimeConfig": {"dns": {"servers": ["192.0.2.2"]}}`}, check: func(p *Plan) (any, any) { return []string{"192.0.2.2"}, p.DNS.Nameservers }},
+		"no DAN file for others":                  {keys: []string{`"placement": "host"`}, check: func(p *Plan) (any, any) { return "true ", fmt.Sprint(p.OnHost, " ", p.DAN) }},
+		"a veth for Kata's scan":                  {keys: []string{`"vmm": "kata"`}, check: func(p *Plan) (any, any) { return "true false ", fmt.Sprint(p.Plain, " ", p.OnHost, " ", p.DAN) }},
+		"on the host any name":                    {keys: []string{`"placement": "host"`, `"tapName": "eth0"`}, check: func(p *Plan) (any, any) { return "eth0", p.TapName }},
+		"a plain pod has no part in the shortcut": {keys: []string{`"when": "annotated"`, `"xdp": {"mode": "native", "uplink": "eth0"}`}, check: func(p *Plan) (any, any) { return "", string(p.XDP) + p.Uplink }},
+		"the shortcut":                            {keys: []string{`"xdp": {"mode": "auto", "uplink": "eth0"}`}, check: func(p *Plan) (any, any) { return "auto eth0", string(p.XDP) + " " + p.Uplink }},
+		"limits":                                  {keys: []string{`"runtimeConfig": {"bandwidth": {"egressRate": 8, "egressBurst": 8}}`}, check: func(p *Plan) (any, any) { return &state.Bandwidth{EgressRate: 8, EgressBurst: 8}, p.Bandwidth }},
+		"no limits":                               {keys: []string{`"runtimeConfig": {"bandwidth": {}}`}, check: func(p *Plan) (any, any) { return (*state.Bandwidth)(nil), p.Bandwidth }},
+		"the runtime's names first":               {keys: []string{`"dns": {"nameservers": ["192.0.2.1"]}`, `"runtimeConfig": {"dns": {"servers": ["192.0.2.2"]}}`}, check: func(p *Plan) (any, any) { return []string{"192.0.2.2"}, p.DNS.Nameservers }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := planOf(t, conf(append(tc.keys, ranges)...), tc.args)

@@ -24,6 +24,7 @@ func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 		rec.TAP = state.Device{Name: p.TapName, MAC: xdp.GatewayMAC.String()}
 		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue, rec.NoNAPI = p.Queues, p.Owner, p.Group, p.TxQueue, p.NoNAPI
 	}
+	a.recordShortcut(rec)
 	if p.Chained {
 		return rec, a.recordForeign(rec)
 	}

@@ -40,12 +40,14 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 
 	// First, so that Kata is led to no TAP that goes, and while the TAP tells whose the entry is.
 	danErr := p.removeDAN(rec, ok)
+	// Nobody shall be led to a TAP that goes.
+	withdrawErr := p.withdraw(rec, ok)
 	// Both wait for RCU grace periods in the kernel: together they wait for the same ones.
 	masquerade := make(chan error, 1)
 	go func() { masquerade <- removeMasqueradeOf(rec) }()
 	indexes, devicesErr := removeDevices(rec, netnsPath)
 	p.trace.Mark("devices")
-	err = errors.Join(danErr, devicesErr, p.removeEntries(rec.Programs, indexes), <-masquerade)
+	err = errors.Join(danErr, withdrawErr, devicesErr, p.leave(rec, ok, indexes), p.removeEntries(rec.Programs, indexes), <-masquerade)
 	p.trace.Mark("BPF and masquerade")
 	if err != nil {
 		// The record stays, so that the next DEL, GC or the agent finds what is left.

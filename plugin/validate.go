@@ -9,6 +9,7 @@ import (
 
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/tap"
+	"github.com/tapir-cni/tapir/xdp"
 )
 
 // Values of the enumerated keys.
@@ -40,10 +41,11 @@ func (c *Config) validate() faults {
 	c.validateTap(&fs)
 	c.validateEnums(&fs)
 	c.validateKata(&fs)
-	if c.Placement == PlacementHost && c.XDP.Mode != "off" {
-		fs.Add("xdp.mode", `want "off" with placement "host": what the guest sends is in the host's stack at once`)
+	c.validateShortcut(&fs)
+	c.validateBandwidth(&fs)
+	if present(c.RuntimeConfig.PortMappings) {
+		fs.Add("runtimeConfig.portMappings", `is not tapir's; put the portmap plugin after tapir and give it the capability`)
 	}
-	c.validateNotBuilt(&fs)
 	for i, s := range c.NonMasqueradeCIDRs {
 		if _, err := netip.ParsePrefix(s); err != nil {
 			fs.Add(fmt.Sprintf("nonMasqueradeCIDRs[%d]", i), fmt.Sprintf("want a prefix such as 10.0.0.0/8, got %q", s))
@@ -89,34 +91,17 @@ func (c *Config) validateEnums(fs *faults) {
 	for _, e := range []struct {
 		path, got string
 		want      []string
-		later     []string // known, and refused by validateNotBuilt
 	}{
-		{"vmm", c.VMM, []string{tap.Generic, tap.Firecracker, tap.CloudHypervisor, tap.QEMU, tap.Kata}, nil},
-		{"when", c.When, []string{whenAlways, whenAnnotated}, nil},
-		{"placement", c.Placement, []string{PlacementPod, PlacementHost}, nil},
-		{"redirect", c.Redirect, []string{redirectAuto, redirectTCX, redirectClsact}, nil},
-		{"xdp.mode", c.XDP.Mode, []string{"off"}, []string{"auto", "native", "generic"}},
-		{"result", c.Result, []string{LayoutCRI, LayoutFirecracker, LayoutPlain}, nil},
+		{"vmm", c.VMM, []string{tap.Generic, tap.Firecracker, tap.CloudHypervisor, tap.QEMU, tap.Kata}},
+		{"when", c.When, []string{whenAlways, whenAnnotated}},
+		{"placement", c.Placement, []string{PlacementPod, PlacementHost}},
+		{"redirect", c.Redirect, []string{redirectAuto, redirectTCX, redirectClsact}},
+		{"xdp.mode", c.XDP.Mode, []string{string(xdp.ModeOff), string(xdp.ModeAuto), string(xdp.ModeNative), string(xdp.ModeGeneric)}},
+		{"result", c.Result, []string{LayoutCRI, LayoutFirecracker, LayoutPlain}},
 	} {
-		if !slices.Contains(e.want, e.got) && !slices.Contains(e.later, e.got) {
+		if !slices.Contains(e.want, e.got) {
 			fs.Add(e.path, fmt.Sprintf("want one of %s, got %q", strings.Join(e.want, ", "), e.got))
 		}
-	}
-}
-
-// validateNotBuilt refuses what the contract names and this version cannot do yet: a key is never ignored.
-func (c *Config) validateNotBuilt(fs *faults) {
-	if c.XDP.Mode != "off" && c.Placement != PlacementHost && slices.Contains([]string{"auto", "native", "generic"}, c.XDP.Mode) {
-		fs.Add("xdp.mode", fmt.Sprintf("%q is not built yet; use \"off\"", c.XDP.Mode))
-	}
-	if c.XDP.Uplink != "" {
-		fs.Add("xdp.uplink", "is not built yet; leave it out")
-	}
-	if present(c.RuntimeConfig.Bandwidth) {
-		fs.Add("runtimeConfig.bandwidth", `is not built yet; take "bandwidth" out of tapir's capabilities`)
-	}
-	if present(c.RuntimeConfig.PortMappings) {
-		fs.Add("runtimeConfig.portMappings", `is not tapir's; put the portmap plugin after tapir and give it the capability`)
 	}
 }
 

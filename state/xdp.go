@@ -8,4 +8,6 @@ type XDP struct {
 	NSID   int    `json:"nsid,omitempty"`   // of the host's netns, in the sandbox's
 	Layout string `json:"layout,omitempty"` // of the pinned maps that it has entries in
 	Uplink string `json:"uplink,omitempty"` // "xdp.uplink" of the configuration
+
+	Flagged bool `json:"flagged,omitempty"` // "no shortcut", by "tapirctl xdp flag"
 }
