@@ -26,6 +26,7 @@ func (s *Series) sample() goal.Sample { return goal.Sample(s.Values) }
 type Report struct {
 	Kernel   string        `json:"kernel"`
 	CPUs     int           `json:"cpus"`
+	Load     float64       `json:"load"` // average of the minute before
 	Rounds   int           `json:"rounds"`
 	Duration time.Duration `json:"durationNs"` // of one measurement
 	Series   []*Series     `json:"series"`

@@ -16,7 +16,7 @@ import (
 
 // sampleReport has numbers for each variant, one of a test's series missing.
 func sampleReport() *Report {
-	r := &Report{Kernel: "6.18", CPUs: 2, Rounds: 3, Duration: time.Second, Paths: []string{"all by the shortcut"}}
+	r := &Report{Kernel: "6.18", CPUs: 2, Load: 0.2, Rounds: 3, Duration: time.Second, Paths: []string{"all by the shortcut"}}
 	values := map[string]float64{bridged: 0.2e6, guarded: 0.5e6, routed: 0.3e6, shortcut: 0.9e6, dropped: 1.8e6}
 	for _, t := range tests {
 		for _, c := range t.cases {
@@ -66,7 +66,7 @@ func TestGoalsOfWhatWasNotMeasuredAreLeftOut(t *testing.T) {
 }
 
 func TestTablesHaveMediansAndQuartiles(t *testing.T) {
-	r := &Report{Kernel: "6.18", CPUs: 2, Rounds: 3, Duration: time.Second, Paths: []string{"a path"}}
+	r := &Report{Kernel: "6.18", CPUs: 2, Load: 0.2, Rounds: 3, Duration: time.Second, Paths: []string{"a path"}}
 	for _, v := range []float64{1e9, 3e9, 2e9} {
 		r.add("tcp", noOffload, bridged, throughput, v)
 		r.add("tcp", noOffload, shortcut, throughput, 2*v)
@@ -76,7 +76,7 @@ func TestTablesHaveMediansAndQuartiles(t *testing.T) {
 	if err := r.write(&out, true); err != nil {
 		t.Fatal(err)
 	}
-	want := `Linux 6.18, 2 CPUs; 3 rounds of 1s a measurement, in random order; medians (quartiles)
+	want := `Linux 6.18, 2 CPUs, load 0.2 before; 3 rounds of 1s a measurement, in random order; medians (quartiles)
 
 TCP between two guests: throughput, Gbit/s
 

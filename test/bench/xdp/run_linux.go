@@ -23,7 +23,7 @@ const warmUp = 300 * time.Millisecond
 func measure(o options, n namespaces, chosen []test) (_ *Report, err error) {
 	runtime.GOMAXPROCS(threads)
 	usableCPUs() // before any thread is pinned
-	report := &Report{Rounds: o.rounds, Duration: o.duration, CPUs: runtime.NumCPU(), Kernel: kernelRelease()}
+	report := &Report{Rounds: o.rounds, Duration: o.duration, CPUs: runtime.NumCPU(), Kernel: kernelRelease(), Load: load()}
 	pairs := make(map[string]*pair)
 	defer func() {
 		for _, p := range pairs {
@@ -100,6 +100,15 @@ func (r *Report) sort(chosen []test) {
 		left, right := rank(a), rank(b)
 		return slices.Compare(left[:], right[:])
 	})
+}
+
+// load is the load average of the last minute.
+func load() float64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0
+	}
+	return float64(info.Loads[0]) / (1 << 16) // SI_LOAD_SHIFT
 }
 
 // kernelRelease is that of uname(2).

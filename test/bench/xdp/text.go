@@ -34,7 +34,7 @@ func (u unit) cell(s goal.Summary) string {
 
 // write prints the report, its tables as aligned text or in Markdown.
 func (r *Report) write(w io.Writer, markdown bool) error {
-	fmt.Fprintf(w, "Linux %s, %d CPUs; %d rounds of %s a measurement, in random order; medians (quartiles)\n", r.Kernel, r.CPUs, r.Rounds, r.Duration)
+	fmt.Fprintf(w, "Linux %s, %d CPUs, load %.1f before; %d rounds of %s a measurement, in random order; medians (quartiles)\n", r.Kernel, r.CPUs, r.Load, r.Rounds, r.Duration)
 	for _, t := range tests {
 		for _, metric := range t.metrics {
 			rows := r.rows(t, metric)
