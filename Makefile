@@ -89,7 +89,7 @@ bench-tapio: $(TOOLS)/bench-tapio ## Measure TAP read and write by themselves (B
 	@$(TOOLS)/bench-tapio $(BENCH_FLAGS)
 
 .PHONY: bench-napi
-bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue: settings, guests, what the rules choose (BENCH_FLAGS=-rounds=2)
+bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue, through a pump and behind vhost-net (BENCH_FLAGS="-rounds=2 -parts=pump")
 	@tools/setup.sh net
 	$(TOOLS)/bench-napi -bin bin $(BENCH_FLAGS)
 
@@ -145,3 +145,4 @@ $(TOOLS)/bench-tapio:
 $(TOOLS)/bench-napi:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/napi
+	@CGO_ENABLED=0 go build -o $@-vhost ./test/bench/napi/vhost/cmd

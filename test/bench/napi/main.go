@@ -6,6 +6,8 @@
 // in random order within each round, and what is compared is compared within a round. Before each, the kernel is asked
 // whether the pump's queue runs NAPI as the row says (package queueiter).
 //
+// The second part is the package vhost: NAPI behind vhost-net.
+//
 // It prints medians and quartiles, and last one line a goal: "goal NAME VALUE OP BOUND met" or "short". The exit code is 0
 // when it could measure, met or short; a row that it could not measure is named with the reason.
 package main
@@ -20,9 +22,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/tapir-cni/tapir/test/bench/napi/vhost"
 	"github.com/tapir-cni/tapir/test/bench/node"
 	"golang.org/x/sys/unix"
 )
@@ -33,9 +37,19 @@ type options struct {
 	duration time.Duration // of one row in one round
 	repeats  int           // of the rows that a goal compares closely, in each round
 	only     string        // part of the names of the rows to measure
+	parts    string
 	pump     string
 	json     bool
 }
+
+// has says whether a part of the benchmark was asked for.
+func (o *options) has(part string) bool { return slices.Contains(strings.Split(o.parts, ","), part) }
+
+// The parts.
+const (
+	pumpPart  = "pump"
+	vhostPart = "vhost"
+)
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == pumpCommand {
@@ -48,6 +62,7 @@ func main() {
 	flag.DurationVar(&o.duration, "duration", time.Second, "how long a row is measured in a round")
 	flag.IntVar(&o.repeats, "repeats", 3, "how often a round measures the rows without NAPI and with the chosen setting, which a goal compares closely")
 	flag.StringVar(&o.only, "only", "", "measure the loads alone whose `name` this is: "+strings.Join(loadNames(), ", "))
+	flag.StringVar(&o.parts, "parts", pumpPart+","+vhostPart, "comma-separated `list` of what to measure: through the pump, behind vhost-net")
 	flag.StringVar(&o.pump, "pump", "", "`command` that moves frames between its descriptors 3 and 4 until its stdin ends, in place of this program's own pump")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()
@@ -86,6 +101,11 @@ func (o *options) check() error {
 	if o.duration < 10*tick {
 		faults = append(faults, fmt.Errorf("-duration: want at least %s, got %s", 10*tick, o.duration))
 	}
+	for part := range strings.SplitSeq(o.parts, ",") {
+		if part != pumpPart && part != vhostPart {
+			faults = append(faults, fmt.Errorf("-parts: unknown %q; known are %s, %s", part, pumpPart, vhostPart))
+		}
+	}
 	if o.only != "" && len(o.rows()) == 0 {
 		faults = append(faults, fmt.Errorf("-only: unknown %q; known are %s", o.only, strings.Join(loadNames(), ", ")))
 	}
@@ -105,45 +125,58 @@ func (o *options) rows() []*Row {
 	return rows
 }
 
+// run measures the parts in a node of its own. What one of them gave is printed even where another fails.
 func run(ctx context.Context, o options) error {
+	behind := vhost.Config{Bin: o.bin, Rounds: o.rounds, Progress: func(step string) { progress(o, "vhost-net: %s", step) }}
 	if !node.Inside() {
+		if o.has(vhostPart) {
+			if err := vhost.Prepare(ctx, behind); err != nil {
+				return fmt.Errorf("prepare the part behind vhost-net (-parts=%s goes without): %w", pumpPart, err)
+			}
+		}
 		return node.Reexec()
 	}
-	report, err := measureAll(ctx, o)
-	if err != nil {
-		return err
+	report := newReport(o)
+	var errs []error
+	if o.has(pumpPart) {
+		errs = append(errs, measureAll(ctx, o, report))
+	}
+	if o.has(vhostPart) && ctx.Err() == nil {
+		var err error
+		report.Vhost, err = vhost.Run(ctx, behind)
+		errs = append(errs, err)
 	}
 	report.judge()
+	write := report.writeText
 	if o.json {
-		return report.writeJSON(os.Stdout)
+		write = report.writeJSON
 	}
-	return report.writeText(os.Stdout)
+	return errors.Join(append(errs, write(os.Stdout))...)
 }
 
 // measureAll runs the rounds through the pump.
-func measureAll(ctx context.Context, o options) (_ *Report, err error) {
+func measureAll(ctx context.Context, o options, report *Report) (err error) {
 	n, err := node.New()
 	if err != nil {
-		return nil, fmt.Errorf("set up the node: %w", err)
+		return fmt.Errorf("set up the node: %w", err)
 	}
 	paths, err := n.NewNetnses(2)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	b, err := newBench(o, paths[0], paths[1])
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	report := newReport(o)
 	report.Rows = choose(o.rows(), b.traffic)
 	for round := range o.rounds {
 		progress(o, "round %d of %d", round+1, o.rounds)
 		if err := measureRound(ctx, b, report.Rows, o.repeats); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return report, nil
+	return nil
 }
 
 func progress(o options, format string, args ...any) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tapir-cni/tapir/test/bench/goal"
+	"github.com/tapir-cni/tapir/test/bench/napi/vhost"
 )
 
 // Report is what the benchmark measured; its JSON is the output of -json.
@@ -17,6 +18,7 @@ type Report struct {
 	Duration time.Duration `json:"durationNanoseconds"`
 	CPUs     int           `json:"cpus"`
 	Rows     []*Row        `json:"rows"`
+	Vhost    *vhost.Result `json:"vhostNet,omitempty"`
 	Goals    []goal.Goal   `json:"goals"`
 }
 
@@ -32,11 +34,22 @@ const (
 
 // judge fills in the goals that the measured rows allow.
 func (r *Report) judge() {
+	r.judgeBest()
+	r.judgeChosen()
+	if r.Vhost != nil {
+		r.Goals = append(r.Goals, r.Vhost.Goals()...)
+	}
+}
+
+func (r *Report) judgeBest() {
 	for _, base := range r.Rows {
 		if best := r.best(base); best != nil && base.load.small() && base.load.streams == 1 {
 			r.Goals = append(r.Goals, goal.AtLeast("napi_best_"+base.Load, best.against(base), bestBound))
 		}
 	}
+}
+
+func (r *Report) judgeChosen() {
 	for _, base := range r.Rows {
 		if !base.base() || !base.measured() {
 			continue
@@ -47,6 +60,23 @@ func (r *Report) judge() {
 			}
 		}
 	}
+}
+
+// writeText writes all that was measured, and the goals at the end.
+func (r *Report) writeText(w io.Writer) error {
+	if len(r.Rows) > 0 {
+		if err := r.writeRows(w); err != nil {
+			return err
+		}
+		r.writeRemarks(w)
+	}
+	if r.Vhost != nil {
+		if err := r.Vhost.WriteText(w); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	return goal.Write(w, r.Goals)
 }
 
 // best gives the row that stands best against the row without NAPI; nil where that is none or nothing was measured. Rows that
@@ -83,7 +113,7 @@ func (r *Report) writeJSON(w io.Writer) error {
 	return encoder.Encode(r)
 }
 
-func (r *Report) writeText(w io.Writer) error {
+func (r *Report) writeRows(w io.Writer) error {
 	fmt.Fprintf(w, "TCP through a pump that stands in for the VMM, %d CPUs, %d rounds of %s a row in random order; medians, (quartiles).\n"+
 		"\"of it\" is the median over the rounds of Gbit/s divided by that without NAPI; CPU is seconds per GB of payload.\n"+
 		"into stack: bytes per frame after GRO.\n", r.CPUs, r.Rounds, r.Duration)
@@ -96,11 +126,7 @@ func (r *Report) writeText(w io.Writer) error {
 		}
 		r.writeRow(out, row)
 	}
-	if err := out.Flush(); err != nil {
-		return err
-	}
-	r.writeRemarks(w)
-	return goal.Write(w, r.Goals)
+	return out.Flush()
 }
 
 func (r *Report) writeRow(w io.Writer, row *Row) {

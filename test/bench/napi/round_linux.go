@@ -123,8 +123,8 @@ func (b *bench) start(r *Row) (_ *trial, err error) {
 		return nil, err
 	}
 	for range r.load.streams {
-		s, err := startStream(b.guest, b.gateway, b.patience, r.load.down)
-		if err != nil {
+		var s *stream
+		if s, err = startStream(b.guest, b.gateway, b.patience, r.load.down); err != nil {
 			return nil, err
 		}
 		running.streams = append(running.streams, s)

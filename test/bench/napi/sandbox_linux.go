@@ -33,7 +33,6 @@ type sandbox struct {
 	pod, guest string // netns
 	tap        string // in pod
 	tapIndex   int
-	mtu        int
 	hostEnd    string // on the node
 	mac        net.HardwareAddr
 	address    netip.Prefix

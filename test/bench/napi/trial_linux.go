@@ -101,16 +101,15 @@ func (r *trial) look() (m measurement, err error) {
 	if m.pump, err = processRuntime(r.pump.pid()); err != nil {
 		return m, err
 	}
+	var spent time.Duration
 	for _, tid := range r.polls {
-		spent, err := taskRuntime(tid, tid)
-		if err != nil {
+		if spent, err = taskRuntime(tid, tid); err != nil {
 			return m, err
 		}
 		m.poll += spent
 	}
 	for _, s := range r.streams {
-		spent, err := taskRuntime(os.Getpid(), s.receiver)
-		if err != nil {
+		if spent, err = taskRuntime(os.Getpid(), s.receiver); err != nil {
 			return m, err
 		}
 		m.receiver += spent
