@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/broker"
@@ -144,21 +145,29 @@ func (a *Agent) Sample(ctx context.Context) (s *measure.Sample, err error) {
 	return s, err
 }
 
-// observe runs f while watch and samples run.
-func (a *Agent) observe(ctx context.Context, f func(context.Context) error) (err error) {
+// observe runs f while watch and samples run. One that fails ends it.
+func (a *Agent) observe(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, planPatience)
 	defer cancel()
+	ctx, fail := context.WithCancelCause(ctx)
+	var started sync.WaitGroup
 	for _, p := range a.parts {
-		if p.name != partWatch && p.name != partMeasure {
-			continue
+		if p.name == partWatch || p.name == partMeasure {
+			started.Go(func() {
+				if err := p.run(ctx); err != nil {
+					fail(fmt.Errorf("part %q: %w", p.name, err))
+				}
+			})
 		}
-		r := p.start(a.log, a.pause)
-		defer func() { err = errors.Join(err, r.stop(stopPatience)) }()
 	}
+	var err error
 	select {
 	case <-a.watch.Ready():
-		return f(ctx)
+		err = f(ctx)
 	case <-ctx.Done():
-		return fmt.Errorf("look at the node's attachments: %w", ctx.Err())
+		err = fmt.Errorf("look at the node's attachments: %w", context.Cause(ctx))
 	}
+	fail(nil)
+	started.Wait()
+	return err
 }

@@ -18,14 +18,13 @@ type Capability struct {
 }
 
 // Capabilities are those that the parts need once they run; a test takes each away and sees what fails. CAP_SYS_RESOURCE is not among them:
-// limits are the service manager's. Nor is CAP_SYS_PTRACE: who holds a queue is told by a BPF iterator. tapird runs as root, and what is root's own it
-// opens without any.
+// limits are the service manager's. Nor is CAP_SYS_PTRACE: who holds a queue is told by a BPF iterator. Nor are CAP_BPF and CAP_PERFMON: the kernel
+// takes CAP_SYS_ADMIN for both (bpf_capable, perfmon_capable), which nothing else lets a thread enter a namespace. tapird runs as root, and what is
+// root's own it opens without any.
 var Capabilities = []Capability{
 	{unix.CAP_NET_ADMIN, "NET_ADMIN", "links of other network namespaces, settings of TAPs"},
 	{unix.CAP_NET_BROADCAST, "NET_BROADCAST", "messages of other network namespaces"},
-	{unix.CAP_SYS_ADMIN, "SYS_ADMIN", "entering network namespaces, their sysfs, BPF objects before Linux 5.8"},
-	{unix.CAP_BPF, "BPF", "maps, programs, the queue iterator"},
-	{unix.CAP_PERFMON, "PERFMON", "the queue iterator, which reads the kernel's memory"},
+	{unix.CAP_SYS_ADMIN, "SYS_ADMIN", "entering network namespaces, their sysfs, BPF"},
 	{unix.CAP_CHOWN, "CHOWN", "giving a token to the TAP's owner"},
 	{unix.CAP_FOWNER, "FOWNER", "the mode of a token that was given away"},
 	{unix.CAP_DAC_OVERRIDE, "DAC_OVERRIDE", "reading a token that was given away"},
