@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -43,6 +44,8 @@ const ringLength = 1000
 // A device is a TAP with its queues open.
 type device struct {
 	name   string
+	sink   string
+	napi   string
 	host   endpoint // its own
 	guest  endpoint
 	queues *tap.Queues
@@ -51,7 +54,7 @@ type device struct {
 
 // openDevice makes the TAP number i in the thread's netns, as tapir does, and opens all its queues with tapir's own package.
 func openDevice(i, queues int, napi, sink string) (_ *device, err error) {
-	d := &device{name: fmt.Sprintf("tap%d", i)}
+	d := &device{name: fmt.Sprintf("tap%d", i), sink: sink, napi: napi}
 	d.host.ip, d.guest.ip = netip.AddrFrom4([4]byte{10, 100, byte(i), 1}), netip.AddrFrom4([4]byte{10, 100, byte(i), 2})
 	owner, offload := 0, 0
 	if err := tap.Create(tap.Spec{Name: d.name, Queues: queues, Owner: &owner}); err != nil {
@@ -84,15 +87,15 @@ func openDevice(i, queues int, napi, sink string) (_ *device, err error) {
 			return nil, err
 		}
 	}
-	if err := d.attach(sink); err != nil {
+	if err := d.attach(); err != nil {
 		return nil, fmt.Errorf("%s: sink %q: %w", d.name, sink, err)
 	}
 	return d, nil
 }
 
 // attach puts the sink's program in place. It stays with the device.
-func (d *device) attach(sink string) error {
-	switch sink {
+func (d *device) attach() error {
+	switch d.sink {
 	case sinkDrop, sinkGRO:
 		program, err := load(ebpf.SchedCLS, 2) // TC_ACT_SHOT
 		if err != nil {
@@ -139,18 +142,48 @@ func (d *device) received() (uint64, error) {
 	return s.RxPackets + s.RxDropped, nil
 }
 
-// dropped is how many skbs the program at clsact has dropped, each of one frame or of several that GRO merged.
-func (d *device) dropped() (uint64, error) {
+// passed is what has reached the program at clsact.
+type passed struct {
+	frames uint64
+	skbs   uint64 // each of one frame, or of several that GRO merged
+}
+
+// counts says whether there is such a program.
+func (d *device) counts() bool { return d.sink == sinkDrop || d.sink == sinkGRO }
+
+// passed reads clsact's counters: of packets, in which a merged skb counts as all of its segments, and of drops, in which it is one.
+func (d *device) passed() (passed, error) {
 	list, err := netlink.QdiscList(d.link)
 	if err != nil {
-		return 0, err
+		return passed{}, err
 	}
 	for _, q := range list {
-		if a := q.Attrs(); q.Type() == "clsact" && a.Statistics != nil && a.Statistics.Queue != nil {
-			return uint64(a.Statistics.Queue.Drops), nil
+		if s := q.Attrs().Statistics; q.Type() == "clsact" && s != nil && s.Basic != nil && s.Queue != nil {
+			return passed{uint64(s.Basic.Packets), uint64(s.Queue.Drops)}, nil
 		}
 	}
-	return 0, fmt.Errorf("%s: want a clsact that counts", d.name)
+	return passed{}, fmt.Errorf("%s: want a clsact that counts", d.name)
+}
+
+// drainTime bounds the wait for frames that a timer or a thread of NAPI's still has.
+const drainTime = 20 * time.Second
+
+// drain waits until so many frames more than before have reached the program, and gives what has since.
+func (d *device) drain(before passed, frames int) (passed, error) {
+	for begin := time.Now(); ; time.Sleep(200 * time.Microsecond) {
+		now, err := d.passed()
+		if err != nil {
+			return passed{}, err
+		}
+		// The kernel's counters have 32 bits.
+		got := passed{uint64(uint32(now.frames - before.frames)), uint64(uint32(now.skbs - before.skbs))}
+		if got.frames >= uint64(frames) {
+			return got, nil
+		}
+		if time.Since(begin) > drainTime {
+			return got, fmt.Errorf("%s: %d frames written, and %d reached the program within %s", d.name, frames, got.frames, drainTime)
+		}
+	}
 }
 
 // openSink binds the UDP socket that nobody reads: its buffer fills, and then each datagram ends there.

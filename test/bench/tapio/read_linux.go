@@ -82,6 +82,7 @@ func startReader(fd int, m method, length int) *reader {
 	r.ended.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
+		defer realtime()()
 		var queue mover
 		queue, r.err = openMover(fd, m, false, [][]byte{make([]byte, length)})
 		for b := range r.bursts {

@@ -26,24 +26,10 @@ const (
 	checkEvery = 128
 )
 
-// groSlice is writeSlice with the segments of a TCP stream, and counts what GRO makes of them.
+// groSlice is writeSlice with the segments of a TCP stream.
 func groSlice(d *device, m method, size int, slice time.Duration) (measurement, error) {
-	before, err := d.dropped()
-	if err != nil {
-		return measurement{}, err
-	}
 	const run = 32 // segments; the stream begins anew after them, where GRO cannot merge
-	r, err := writeFrames(d, m, slice, func(queue int) [][]byte { return segments(d.guest, d.host, uint16(4000+queue), size, run) })
-	if err != nil {
-		return measurement{}, err
-	}
-	time.Sleep(5 * time.Millisecond) // what a timer or a thread has to flush
-	after, err := d.dropped()
-	if err == nil && after == before {
-		err = fmt.Errorf("%s: no skb of %d frames reached the program", d.name, r.all)
-	}
-	r.merged = float64(r.all) / float64(after-before)
-	return r, err
+	return writeFrames(d, m, slice, func(queue int) [][]byte { return segments(d.guest, d.host, uint16(4000+queue), size, run) })
 }
 
 // writeSlice writes datagrams to each queue of the device, a thread for each, for that long.
@@ -51,11 +37,17 @@ func writeSlice(d *device, m method, size int, slice time.Duration) (measurement
 	return writeFrames(d, m, slice, func(queue int) [][]byte { return [][]byte{datagram(d.guest, d.host, uint16(4000+queue), size)} })
 }
 
-func writeFrames(d *device, m method, slice time.Duration, framesOf func(queue int) [][]byte) (measurement, error) {
+func writeFrames(d *device, m method, slice time.Duration, framesOf func(queue int) [][]byte) (r measurement, err error) {
 	fds := d.queues.FDs()
-	before, err := d.received()
+	received, err := d.received()
 	if err != nil {
-		return measurement{}, err
+		return r, err
+	}
+	var before passed
+	if d.counts() {
+		if before, err = d.passed(); err != nil {
+			return r, err
+		}
 	}
 	var ready, done sync.WaitGroup
 	start := make(chan struct{})
@@ -65,32 +57,48 @@ func writeFrames(d *device, m method, slice time.Duration, framesOf func(queue i
 		done.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
+			defer realtime()()
 			results[i] = write(fd, m, framesOf(i), slice, func() { ready.Done(); <-start })
 		})
 	}
 	ready.Wait()
-	var r measurement
 	own, machine, err := bothClocks()
 	close(start)
 	done.Wait()
+	begin := time.Now()
 	own2, machine2, err2 := bothClocks()
-	if err := errors.Join(err, err2); err != nil {
-		return measurement{}, err
+	if err := errors.Join(err, err2, r.sum(results)); err != nil {
+		return r, err
+	}
+	if now, err := d.received(); err != nil || now-received != uint64(r.all) {
+		return r, errors.Join(fmt.Errorf("%s: %d frames written and %d counted by the driver", d.name, r.all, now-received), err)
+	}
+	if d.counts() {
+		var got passed
+		if got, err = d.drain(before, r.all); err != nil {
+			return r, err
+		}
+		r.merged = float64(got.frames) / float64(got.skbs)
+	}
+	if d.napi == napiThreaded { // the thread is part of it, and its backlog not the writer's gain
+		r.rate = float64(r.frames) / (results[0].elapsed + time.Since(begin)).Seconds()
+		_, machine2, err = bothClocks()
 	}
 	r.own, r.machine = own2-own, machine2-machine
+	return r, err
+}
+
+// sum adds up what the threads did.
+func (r *measurement) sum(results []worked) error {
 	for _, w := range results {
 		if w.err != nil {
-			return measurement{}, w.err
+			return w.err
 		}
 		r.frames += w.frames
-		r.rate += float64(w.frames) / w.elapsed.Seconds()
 		r.all += w.all
+		r.rate += float64(w.frames) / w.elapsed.Seconds()
 	}
-	after, err := d.received()
-	if err == nil && after-before != uint64(r.all) {
-		err = fmt.Errorf("%s: %d frames written and %d counted by the driver", d.name, r.all, after-before)
-	}
-	return r, err
+	return nil
 }
 
 func bothClocks() (own, machine time.Duration, err error) {
