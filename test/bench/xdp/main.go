@@ -38,7 +38,7 @@ type options struct {
 	json       string // file, "-" for standard output in place of the text
 	images     string // folder for the plots
 	redraw     string // file
-	markdown   bool
+	doc        string // file
 }
 
 func main() {
@@ -56,7 +56,7 @@ func main() {
 	flag.StringVar(&o.json, "json", "", "`file` to write the results to as JSON; -: standard output, in place of the text")
 	flag.StringVar(&o.images, "images", "", "`folder` to draw the plots in, as SVG")
 	flag.StringVar(&o.redraw, "redraw", "", "measure nothing: print and draw what -json wrote to that `file`")
-	flag.BoolVar(&o.markdown, "markdown", false, "print tables in Markdown")
+	flag.StringVar(&o.doc, "doc", "", "Markdown `file` to put tables and goals into, between its two marks")
 	flag.Parse()
 	chosen, err := o.check()
 	if err != nil {
@@ -177,5 +177,10 @@ func publish(o options, report *Report) (err error) {
 			return fmt.Errorf("write %s: %w", o.json, err)
 		}
 	}
-	return report.write(os.Stdout, o.markdown)
+	if o.doc != "" {
+		if err := report.document(o.doc); err != nil {
+			return err
+		}
+	}
+	return report.write(os.Stdout)
 }

@@ -67,30 +67,65 @@ func TestGoalsOfWhatWasNotMeasuredAreLeftOut(t *testing.T) {
 
 func TestTablesHaveMediansAndQuartiles(t *testing.T) {
 	r := &Report{Kernel: "6.18", CPUs: 2, Load: 0.2, Rounds: 3, Duration: time.Second, Paths: []string{"a path"}}
-	for _, v := range []float64{1e9, 3e9, 2e9} {
-		r.add("tcp", noOffload, bridged, throughput, v)
-		r.add("tcp", noOffload, shortcut, throughput, 2*v)
+	for _, v := range []float64{1, 3, 2} {
+		r.add("tcp", noOffload, bridged, throughput, v*1e9)
+		r.add("tcp", noOffload, shortcut, throughput, 2*v*1e9)
+		r.add("rtt", small, routed, p99, v*1e3)
 	}
 	r.judge()
-	var out bytes.Buffer
-	if err := r.write(&out, true); err != nil {
+	file := filepath.Join(t.TempDir(), "doc.md")
+	if err := os.WriteFile(file, []byte("# Before\n"+docBegin+"\nold\n"+docEnd+"\nafter\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	want := `Linux 6.18, 2 CPUs, load 0.2 before; 3 rounds of 1s a measurement, in random order; medians (quartiles)
+	want := `# Before
+<!-- bench-xdp: begin -->
+Linux 6.18, 2 CPUs, load 0.2 before; rounds: 3, each measurement 1s, in random order; medians (quartiles).
 
-TCP between two guests: throughput, Gbit/s
+TCP between two guests: throughput, Gbit/s:
 
 |  | no offload | checksum offload | checksum offload and TSO |
 | --- | --- | --- | --- |
 | bridge + veth + tc mirred | 2.0 (1.5–2.5) |  |  |
 | tapir, xdp native | 4.0 (3.0–5.0) |  |  |
 
-a path
+Round trip of a 64-byte UDP frame, µs:
 
-goal tcp_no_offload_vs_bridge 2.000 >= 1.3 met
+|  | p50 | p99 |
+| --- | --- | --- |
+| tapir, xdp off |  | 2.0 (1.5–2.5) |
+
+| goal | value | bound | |
+| --- | --- | --- | --- |
+| ` + "`tcp_no_offload_vs_bridge`" + ` | 2.00 | >= 1.3 | met |
+<!-- bench-xdp: end -->
+after
 `
-	if diff := cmp.Diff(want, out.String()); diff != "" {
-		t.Errorf("text (-want +got):\n%s", diff)
+	for range 2 { // the second replaces what the first put there
+		if err := r.document(file); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, string(got)); diff != "" {
+			t.Errorf("document (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func TestDocumentWithoutMarksIsLeftAlone(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "doc.md")
+	for _, content := range []string{"no marks\n", docEnd + "\n" + docBegin + "\n"} {
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := sampleReport().document(file); err == nil {
+			t.Error("want an error, got none")
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != content {
+			t.Errorf("want the file as it was, got %q, %v", got, err)
+		}
 	}
 }
 
@@ -112,7 +147,7 @@ func TestRedrawShowsTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	var first, second bytes.Buffer
-	if err := errors.Join(r.write(&first, false), again.write(&second, false), r.draw(filepath.Join(dir, "a")), again.draw(filepath.Join(dir, "b"))); err != nil {
+	if err := errors.Join(r.write(&first), again.write(&second), r.draw(filepath.Join(dir, "a")), again.draw(filepath.Join(dir, "b"))); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(first.String(), second.String()); diff != "" {

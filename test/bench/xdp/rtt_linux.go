@@ -12,7 +12,7 @@ import (
 )
 
 // lost is when an unanswered frame is given up.
-const lost = time.Second
+const lost = 5 * time.Second
 
 // pingPong sends one frame of 64 bytes, waits for the receiver's answer and sends the next. Both sides sleep in poll() until
 // a frame is there, as a VMM does. It gives the round trips in nanoseconds.

@@ -32,19 +32,17 @@ func (u unit) cell(s goal.Summary) string {
 	return fmt.Sprintf("%s (%s–%s)", u.show(s.Median), u.show(s.Low), u.show(s.High))
 }
 
-// write prints the report, its tables as aligned text or in Markdown.
-func (r *Report) write(w io.Writer, markdown bool) error {
-	fmt.Fprintf(w, "Linux %s, %d CPUs, load %.1f before; %d rounds of %s a measurement, in random order; medians (quartiles)\n", r.Kernel, r.CPUs, r.Load, r.Rounds, r.Duration)
-	for _, t := range tests {
-		for _, metric := range t.metrics {
-			rows := r.rows(t, metric)
-			if len(rows) == 1 {
-				continue
-			}
-			fmt.Fprintf(w, "\n%s: %s, %s\n\n", t.title, metric, units[metric].name)
-			if err := writeTable(w, rows, markdown); err != nil {
-				return err
-			}
+// write prints the report: aligned text, and a line a goal.
+func (r *Report) write(w io.Writer) error {
+	fmt.Fprintln(w, r.circumstances())
+	for _, t := range r.tables() {
+		fmt.Fprintf(w, "\n%s\n\n", t.title)
+		out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, row := range t.rows {
+			fmt.Fprintln(out, "  "+strings.Join(row, "\t"))
+		}
+		if err := out.Flush(); err != nil {
+			return err
 		}
 	}
 	fmt.Fprintln(w)
@@ -58,43 +56,70 @@ func (r *Report) write(w io.Writer, markdown bool) error {
 	return goal.Write(w, r.Goals)
 }
 
-// rows are of one metric: the head, then a variant each.
-func (r *Report) rows(t test, metric string) [][]string {
-	head := []string{""}
-	for _, c := range t.cases {
-		head = append(head, c.note)
+// circumstances are what a reader must know of the run.
+func (r *Report) circumstances() string {
+	return fmt.Sprintf("Linux %s, %d CPUs, load %.1f before; rounds: %d, each measurement %s, in random order; medians (quartiles)",
+		r.Kernel, r.CPUs, r.Load, r.Rounds, r.Duration)
+}
+
+// A table has a row a variant below its head.
+type table struct {
+	title string
+	rows  [][]string
+}
+
+// tables are of what was measured: one a metric with a column a case, or for a test with one case one with a column a metric.
+func (r *Report) tables() []table {
+	var list []table
+	for _, t := range tests {
+		if len(t.cases) == 1 {
+			c := t.cases[0]
+			columns := make([]column, len(t.metrics))
+			for i, metric := range t.metrics {
+				columns[i] = column{metric, c.name, metric}
+			}
+			list = append(list, r.table(t, fmt.Sprintf("%s, %s", t.title, units[t.metrics[0]].name), columns))
+			continue
+		}
+		for _, metric := range t.metrics {
+			columns := make([]column, len(t.cases))
+			for i, c := range t.cases {
+				columns[i] = column{c.note, c.name, metric}
+			}
+			list = append(list, r.table(t, fmt.Sprintf("%s: %s, %s", t.title, metric, units[metric].name), columns))
+		}
 	}
-	rows := [][]string{head}
-	for _, variant := range t.variants {
+	kept := list[:0]
+	for _, t := range list {
+		if len(t.rows) > 1 {
+			kept = append(kept, t)
+		}
+	}
+	return kept
+}
+
+// A column shows one metric of one case.
+type column struct{ head, kase, metric string }
+
+func (r *Report) table(of test, title string, columns []column) table {
+	head := []string{""}
+	for _, c := range columns {
+		head = append(head, c.head)
+	}
+	t := table{title: title, rows: [][]string{head}}
+	for _, variant := range of.variants {
 		row, measured := []string{titles[variant]}, false
-		for _, c := range t.cases {
-			s, ok := r.summary(t.name, c.name, variant, metric)
+		for _, c := range columns {
+			s, ok := r.summary(of.name, c.kase, variant, c.metric)
 			if !ok {
 				row = append(row, "")
 				continue
 			}
-			row, measured = append(row, units[metric].cell(s)), true
+			row, measured = append(row, units[c.metric].cell(s)), true
 		}
 		if measured {
-			rows = append(rows, row)
+			t.rows = append(t.rows, row)
 		}
 	}
-	return rows
-}
-
-func writeTable(w io.Writer, rows [][]string, markdown bool) error {
-	if markdown {
-		for i, row := range rows {
-			fmt.Fprintf(w, "| %s |\n", strings.Join(row, " | "))
-			if i == 0 {
-				fmt.Fprintf(w, "|%s\n", strings.Repeat(" --- |", len(row)))
-			}
-		}
-		return nil
-	}
-	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(out, "  "+strings.Join(row, "\t"))
-	}
-	return out.Flush()
+	return t
 }
