@@ -31,7 +31,7 @@ func clsact(ifindex int) netlink.Qdisc {
 }
 
 func attachClsact(prog *ebpf.Program, ifindex int) error {
-	err := attachFilter(prog, ifindex, filterPriority, filterName)
+	err := attachFilter(prog, ifindex, filterPriority, filterHandle, filterName)
 	if errors.Is(err, unix.EEXIST) {
 		attached, lookErr := attachedClsact(prog, ifindex)
 		if attached || lookErr != nil {
@@ -44,7 +44,7 @@ func attachClsact(prog *ebpf.Program, ifindex int) error {
 
 // attachFilter adds a filter to the ingress qdisc of a device, whosever it is, or to a clsact qdisc of our own; the name
 // says which.
-func attachFilter(prog *ebpf.Program, ifindex int, priority uint16, name string) error {
+func attachFilter(prog *ebpf.Program, ifindex int, priority uint16, handle uint32, name string) error {
 	// EEXIST says that there is a clsact or ingress qdisc already.
 	err := netlink.QdiscAdd(clsact(ifindex))
 	if errors.Is(err, unix.ENOENT) {
@@ -61,7 +61,7 @@ func attachFilter(prog *ebpf.Program, ifindex int, priority uint16, name string)
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ifindex,
 			Parent:    netlink.HANDLE_MIN_INGRESS,
-			Handle:    filterHandle,
+			Handle:    handle,
 			Protocol:  unix.ETH_P_ALL,
 			Priority:  priority,
 		},
@@ -83,13 +83,17 @@ func attachFilter(prog *ebpf.Program, ifindex int, priority uint16, name string)
 
 // ownFilter finds tapir's filter of any version on a device's ingress; nil where there is none, or no device.
 func ownFilter(ifindex int) (*netlink.BpfFilter, error) {
+	return findFilter(ifindex, filterPriority, filterHandle, filterName)
+}
+
+func findFilter(ifindex int, priority uint16, handle uint32, name string) (*netlink.BpfFilter, error) {
 	filters, err := ingressFilters(ifindex, netlink.HANDLE_MIN_INGRESS)
 	if err != nil {
 		return nil, err
 	}
 	for _, f := range filters {
 		b, ok := f.(*netlink.BpfFilter)
-		if ok && b.Priority == filterPriority && b.Handle == filterHandle && strings.HasPrefix(b.Name, filterName) {
+		if ok && b.Priority == priority && b.Handle == handle && strings.HasPrefix(b.Name, name) {
 			return b, nil
 		}
 	}

@@ -123,7 +123,7 @@ func (p *Programs) AttachForeign(ifindex int, tap uint32, m Method) error {
 			Target: ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail(),
 		}))
 	case MethodClsact:
-		err = attachFilter(prog, ifindex, foreignPriority, foreignName(tap))
+		err = attachFilter(prog, ifindex, foreignPriority, filterHandle, foreignName(tap))
 	default:
 		err = errMethod(m)
 	}

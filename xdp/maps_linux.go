@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 	"unsafe"
 
@@ -211,7 +212,8 @@ func (p *Programs) Indexes() ([]uint32, error) {
 }
 
 // Counters gives the counters under a key, which is the TAP's ifindex or the host end's of a plain pod, summed over the
-// CPUs: reasons that were counted at all, of whatever version the programs are. Where there are none the error is [fs.ErrNotExist].
+// CPUs: reasons that were counted at all, of whatever version the programs are. What the shortcut refused in XDP, before
+// these programs saw it, is among them. Where there are none the error is [fs.ErrNotExist].
 func (p *Programs) Counters(key uint32) (map[Reason]Counter, error) {
 	m, err := p.counterMap()
 	if err != nil {
@@ -236,6 +238,14 @@ func (p *Programs) Counters(key uint32) (map[Reason]Counter, error) {
 			sum := out[Reason(i)]
 			out[Reason(i)] = Counter{Frames: sum.Frames + frames, Bytes: sum.Bytes + bytes}
 		}
+	}
+	refused, err := newShortcut(filepath.Dir(p.dir), ShortcutDigest(), ShortcutLayout()).refusedOnce(key)
+	if err != nil {
+		return nil, err
+	}
+	for r, c := range refused {
+		sum := out[r]
+		out[r] = Counter{Frames: sum.Frames + c.Frames, Bytes: sum.Bytes + c.Bytes}
 	}
 	return out, nil
 }

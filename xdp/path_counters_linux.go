@@ -47,3 +47,9 @@ func (s *Shortcut) Refused(key uint32) (map[Reason]Counter, error) {
 	}
 	return out, nil
 }
+
+// refusedOnce is Refused of a shortcut that may not be pinned, and closes it.
+func (s *Shortcut) refusedOnce(key uint32) (map[Reason]Counter, error) {
+	defer s.Close()
+	return s.Refused(key)
+}

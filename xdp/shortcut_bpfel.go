@@ -167,6 +167,7 @@ const (
 type shortcutShortcutSettings struct {
 	_           structs.HostLayout
 	TraceUntil  uint64
+	TraceLost   uint64
 	UdpLifetime uint64
 	Epoch       uint32
 	NrRoutes    uint32

@@ -368,4 +368,3 @@ func TestShortcutAsksOnce(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
-

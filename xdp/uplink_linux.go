@@ -45,27 +45,6 @@ func (s *Shortcut) DetachUplink(ifindex int) error {
 	return s.Leave(uint32(ifindex))
 }
 
-// UplinkState is what is on an uplink's XDP hook, and what its driver can do.
-type UplinkState struct {
-	DeviceState
-	Features XDPFeatures
-	Known    bool // Features were told: kernels before 6.3 do not
-}
-
-// XDPFeatures are what a driver can do in native mode (netdev-genl, Documentation/netlink/specs/netdev.yaml).
-type XDPFeatures struct {
-	Native   bool // NETDEV_XDP_ACT_BASIC: runs XDP programs
-	Redirect bool // NETDEV_XDP_ACT_REDIRECT: they may redirect
-	Transmit bool // NETDEV_XDP_ACT_NDO_XMIT: takes frames that others redirect to it
-	Buffers  bool // NETDEV_XDP_ACT_RX_SG: frames may have several buffers
-}
-
-// UplinkState tells what is on a device of the calling thread's netns.
-func (s *Shortcut) UplinkState(ifindex int) (UplinkState, error) {
-	d, err := s.TAPState(ifindex)
-	return UplinkState{DeviceState: d}, err
-}
-
 // Upgrade replaces the programs of other versions on a device of the calling thread's netns, a TAP or an uplink, in one step, in
 // the mode that they have. It says whether it did; a device without tapir's program stays so.
 func (s *Shortcut) Upgrade(ifindex int) (bool, error) {
@@ -89,11 +68,3 @@ func (s *Shortcut) Upgrade(ifindex int) (bool, error) {
 	}
 	return true, nil
 }
-
-// UpgradeHost is Upgrade for the tc program of a host end.
-func (s *Shortcut) UpgradeHost(ifindex int, m Method) (bool, error) {
-	attached, err := s.HostAttached(ifindex, m)
-	return false, errNot(attached, err)
-}
-
-func errNot(_ bool, err error) error { return err }

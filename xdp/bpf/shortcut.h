@@ -173,6 +173,7 @@ struct trace_filter {
 /* The only value of map settings. */
 struct shortcut_settings {
 	__u64 trace_until;  /* CLOCK_MONOTONIC, ns; 0: no trace */
+	__u64 trace_lost;   /* events that the ring had no room for */
 	__u64 udp_lifetime; /* ns, of a verdict on UDP or ICMP */
 	__u32 epoch;	    /* verdicts of another are asked anew */
 	__u32 nr_routes;    /* 0: map routes is not looked at */
@@ -208,7 +209,7 @@ _Static_assert(sizeof(struct pod) == 28, "struct pod");
 _Static_assert(sizeof(struct route) == 40, "struct route");
 _Static_assert(sizeof(struct flow_key) == 40, "struct flow_key");
 _Static_assert(sizeof(struct flow) == 16, "struct flow");
-_Static_assert(sizeof(struct shortcut_settings) == 104, "struct shortcut_settings");
+_Static_assert(sizeof(struct shortcut_settings) == 112, "struct shortcut_settings");
 _Static_assert(sizeof(struct path_event) == 80, "struct path_event");
 
 #endif

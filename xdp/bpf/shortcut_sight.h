@@ -65,22 +65,24 @@ static __noinline void describe(struct path_event *e, const struct way *w)
 	e->pad = 0;
 }
 
-static __noinline void emit(const struct way *w, __u32 ifindex, enum path_hook hook, enum path_reason r, __u64 now)
+/* Returns false where the ring is full. */
+static __noinline bool emit(const struct way *w, __u32 ifindex, enum path_hook hook, enum path_reason r, __u64 now)
 {
 	struct path_event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 
 	if (!e)
-		return;
+		return false;
 	e->time = now;
 	e->ifindex = ifindex;
 	e->hook = hook;
 	e->reason = r;
 	describe(e, w);
 	bpf_ringbuf_submit(e, 0);
+	return true;
 }
 
 /* One read of the settings where nobody traces. Who traces says until when, so that a trace ends with its process. */
-static __always_inline void trace(const struct way *w, const struct shortcut_settings *s, __u32 ifindex,
+static __always_inline void trace(const struct way *w, struct shortcut_settings *s, __u32 ifindex,
 				  enum path_hook hook, enum path_reason r)
 {
 	__u64 now;
@@ -88,8 +90,8 @@ static __always_inline void trace(const struct way *w, const struct shortcut_set
 	if (!s->trace_until)
 		return;
 	now = bpf_ktime_get_ns();
-	if (now < s->trace_until && traced(&s->filter, &w->f.key))
-		emit(w, ifindex, hook, r, now);
+	if (now < s->trace_until && traced(&s->filter, &w->f.key) && !emit(w, ifindex, hook, r, now))
+		__sync_fetch_and_add(&s->trace_lost, 1);
 }
 
 #endif
