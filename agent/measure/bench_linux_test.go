@@ -1,0 +1,110 @@
+package measure_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/tapir-cni/tapir/agent/measure"
+	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/internal/testnode"
+	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
+	"github.com/vishvananda/netlink"
+)
+
+// crowd makes attachments without ADD: each a netns with a TAP and a veth to this one, and a record.
+func crowd(t testing.TB, count int) []state.Attachment {
+	t.Helper()
+	all := make([]state.Attachment, count)
+	host, err := rtnl.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	for i := range all {
+		index := 1<<20 + 8*i
+		a := state.Attachment{
+			Key: state.Key{Network: "crowd", ContainerID: fmt.Sprintf("c%04d", i), IfName: "eth0"}, Status: state.Ready, Created: time.Now().UTC(),
+			Netns: testnode.NewNetns(t), Placement: "pod", VMM: "generic", Queues: 1, TxQueue: 1000, MTU: 1500,
+			TAP:  state.Device{Name: "tap-eth0", Index: index},
+			Pod:  state.Device{Name: "eth0", Index: index + 1},
+			Host: state.Device{Name: fmt.Sprintf("tpr%d", i), Index: index + 2},
+		}
+		furnish(t, host, a)
+		all[i] = a
+	}
+	err = state.New(state.Config{}).Update(context.Background(), func(tx *state.Tx) error {
+		for _, a := range all {
+			if err := tx.Put(a); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func furnish(t testing.TB, host *rtnl.Conn, a state.Attachment) {
+	t.Helper()
+	ns, err := os.Open(a.Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	mac := []byte{2, 0, 0, 0, byte(a.TAP.Index >> 8), byte(a.TAP.Index)}
+	err = host.CreateVeth(rtnl.End{Name: a.Host.Name, Index: a.Host.Index, MAC: mac, MTU: 1500}, rtnl.End{Name: a.Pod.Name, Index: a.Pod.Index, MAC: mac, MTU: 1500}, int(ns.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Configure(a.Host.Index, rtnl.Settings{Alias: a.Alias(), Up: true}); err != nil {
+		t.Fatal(err)
+	}
+	testnode.In(t, a.Netns, func() {
+		if err := tap.Create(tap.Spec{Name: a.TAP.Name, Index: a.TAP.Index, Queues: a.Queues}); err != nil {
+			t.Fatal(err)
+		}
+		pod, err := rtnl.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pod.Close()
+		for _, index := range []int{a.TAP.Index, a.Pod.Index} {
+			if err := pod.Configure(index, rtnl.Settings{Alias: a.Alias(), Up: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil || netlink.LinkSetUp(lo) != nil {
+			t.Fatal("set lo up", err)
+		}
+	})
+}
+
+// The goal is a sample of a thousand TAPs, each in its own netns, within 100 ms.
+func BenchmarkSampleOfAThousand(b *testing.B) {
+	requireNode(b)
+	const taps = 1000
+	crowd(b, taps)
+	n := start(b, measure.Config{MaxAge: time.Nanosecond})
+	first := n.sample()
+	s := n.sample()
+	if len(s.Attachments) != taps || len(s.Problems) > 0 {
+		b.Fatalf("want %d attachments and no problems, got %d and %q", taps, len(s.Attachments), s.Problems)
+	}
+	for _, a := range s.Attachments {
+		if a.TAP == nil || a.Pod == nil || a.Host == nil || a.NAPI.FlushTimeout == nil {
+			b.Fatalf("want all of %s read, got %+v", a.ContainerID, a)
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		n.sample()
+	}
+	b.ReportMetric(float64(first.Took.Microseconds())/1000, "first-ms")
+}
