@@ -27,6 +27,15 @@ var modes = []mode{
 	{"multi-queue TAP by tcx with masquerade", 1, func(_ *testing.T, n *node) (*pod, func() []string) {
 		return n.pod("c1", conf(object{"ipMasq": true, "queues": 2, "redirect": "tcx"})), nil
 	}},
+	{"TAP on the host, DAN file, masquerade", 1, func(t *testing.T, n *node) (*pod, func() []string) {
+		dir := newDANDir(t)
+		// Another interface of the sandbox is in the file already, and stays there.
+		p := n.pod("c1", danConf(dir, object{"ipMasq": true, "queues": 2}))
+		first := *p
+		first.ifName = "net1"
+		first.add()
+		return p, func() []string { return danLines(dir) }
+	}},
 	{"plain pod", 3, func(_ *testing.T, n *node) (*pod, func() []string) {
 		return n.pod("c1", conf(object{"when": "annotated"})), nil
 	}},

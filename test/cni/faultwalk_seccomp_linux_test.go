@@ -30,7 +30,7 @@ const faultExec = "fault-exec"
 var (
 	changingCalls = []uint32{
 		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_IOCTL, unix.SYS_BPF, unix.SYS_SETNS, unix.SYS_OPENAT, unix.SYS_PWRITE64,
-		unix.SYS_SOCKET, unix.SYS_WRITE, unix.SYS_FTRUNCATE, unix.SYS_MKDIRAT, unix.SYS_RENAMEAT, unix.SYS_FLOCK,
+		unix.SYS_SOCKET, unix.SYS_WRITE, unix.SYS_FTRUNCATE, unix.SYS_MKDIRAT, unix.SYS_RENAMEAT, unix.SYS_FLOCK, unix.SYS_FSYNC,
 	}
 	answerCalls = []uint32{unix.SYS_RECVFROM, unix.SYS_RECVMSG}
 )
@@ -38,7 +38,7 @@ var (
 var callNames = map[uint32]string{
 	unix.SYS_SENDTO: "sendto", unix.SYS_SENDMSG: "sendmsg", unix.SYS_IOCTL: "ioctl", unix.SYS_BPF: "bpf", unix.SYS_SETNS: "setns",
 	unix.SYS_OPENAT: "openat", unix.SYS_PWRITE64: "pwrite", unix.SYS_SOCKET: "socket", unix.SYS_WRITE: "write", unix.SYS_FTRUNCATE: "ftruncate",
-	unix.SYS_MKDIRAT: "mkdirat", unix.SYS_RENAMEAT: "renameat", unix.SYS_FLOCK: "flock", unix.SYS_RECVFROM: "recvfrom", unix.SYS_RECVMSG: "recvmsg",
+	unix.SYS_MKDIRAT: "mkdirat", unix.SYS_RENAMEAT: "renameat", unix.SYS_FLOCK: "flock", unix.SYS_RECVFROM: "recvfrom", unix.SYS_RECVMSG: "recvmsg", unix.SYS_FSYNC: "fsync",
 }
 
 func init() {
