@@ -83,13 +83,17 @@ func run(o options) error {
 // measure runs the rounds.
 func measure(o options) (*Report, error) {
 	report := &Report{Rounds: o.rounds, Slice: o.slice.String()}
+	noRing := tryRing()
+	if noRing != nil {
+		report.NoRing = noRing.Error()
+	}
 	for _, row := range allRows() {
-		if row.named(o.only) {
+		if row.named(o.only) && (noRing == nil || row.method.batch == 0) {
 			report.Rows = append(report.Rows, row)
 		}
 	}
 	if len(report.Rows) == 0 {
-		return nil, fmt.Errorf("-only: no row is named %q", o.only)
+		return nil, errors.Join(fmt.Errorf("-only: no row is named %q", o.only), noRing)
 	}
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {

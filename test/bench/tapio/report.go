@@ -16,7 +16,8 @@ type Report struct {
 	Rounds  int               `json:"rounds"`
 	Slice   string            `json:"slice"`
 	Kernel  string            `json:"kernel"`
-	Sockets map[string]string `json:"socketCalls"` // on a TAP's descriptor: what the kernel answered
+	Sockets map[string]string `json:"socketCalls"`         // on a TAP's descriptor: what the kernel answered
+	NoRing  string            `json:"noIOURing,omitempty"` // why io_uring was not measured
 	Rows    []*Row            `json:"rows"`
 }
 
@@ -49,6 +50,9 @@ func (r *Report) markdown() string {
 		fmt.Fprintf(&b, "%s %s is: %s", []string{"", ","}[min(i, 1)], call, r.Sockets[call])
 	}
 	b.WriteString(".\n")
+	if r.NoRing != "" {
+		fmt.Fprintf(&b, "io_uring was not measured: %s.\n", r.NoRing)
+	}
 	return b.String()
 }
 

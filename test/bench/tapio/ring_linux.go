@@ -117,6 +117,15 @@ func newRing(entries int, sqpoll bool) (*ring, error) {
 	return r, nil
 }
 
+// tryRing says why there is no io_uring on this machine: it can be switched off (kernel.io_uring_disabled).
+func tryRing() error {
+	r, err := newRing(8, false)
+	if err != nil {
+		return err
+	}
+	return r.close()
+}
+
 func setup(entries int, p *params) (int, error) {
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, uintptr(entries), uintptr(unsafe.Pointer(p)), 0)
 	if errno != 0 {
