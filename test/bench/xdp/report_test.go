@@ -88,9 +88,9 @@ TCP between two guests: throughput, Gbit/s:
 | bridge + veth + tc mirred | 2.0 (1.5–2.5) |  |  |
 | tapir, xdp native | 4.0 (3.0–5.0) |  |  |
 
-Round trip of a 64-byte UDP frame, µs:
+Round trip of a 64-byte UDP frame:
 
-|  | p50 | p99 |
+|  | p50, µs | p99, µs |
 | --- | --- | --- |
 | tapir, xdp off |  | 2.0 (1.5–2.5) |
 

@@ -9,10 +9,11 @@ import (
 
 // The metrics.
 const (
-	accepted   = "accepted"   // frames a second that the kernel took from the writer
-	delivered  = "delivered"  // frames a second that the reader got
-	throughput = "throughput" // bits of payload a second
-	p50        = "p50"        // nanoseconds
+	accepted   = "accepted"     // frames a second that the kernel took from the writer
+	delivered  = "delivered"    // frames a second that the reader got
+	throughput = "throughput"   // bits of payload a second
+	writerCPU  = "writer's CPU" // nanoseconds a frame that the kernel took
+	p50        = "p50"          // nanoseconds
 	p99        = "p99"
 	discarded  = "dropped" // frames a second
 )
@@ -43,7 +44,7 @@ type testCase struct {
 // tests is all that the benchmark measures.
 var tests = []test{
 	{
-		name: "frames", title: "UDP frames from one TAP to the other", metrics: []string{delivered, accepted},
+		name: "frames", title: "UDP frames from one TAP to the other", metrics: []string{delivered, accepted, writerCPU},
 		variants: []string{bridged, routed, shortcut, dropped},
 		cases: []testCase{
 			frameCase(small, "64 bytes, one flow", shape{size: guest.MinUDP, flows: 1}),
@@ -75,14 +76,14 @@ var tests = []test{
 		}}},
 	},
 	{
-		name: "spoof", title: "Forged frames dropped", metrics: []string{discarded},
+		name: "spoof", title: "Forged frames dropped", metrics: []string{discarded, writerCPU},
 		variants: []string{guarded, routed, shortcut},
 		cases: []testCase{{name: small, note: "64 bytes", measure: func(o options, p *pair) (map[string]float64, error) {
 			sent, err := p.forge(o.duration)
 			if err != nil {
 				return nil, err
 			}
-			return map[string]float64{discarded: sent.rate()}, nil
+			return map[string]float64{discarded: sent.rate(), writerCPU: sent.perFrame()}, nil
 		}}},
 	},
 }
@@ -93,7 +94,7 @@ func frameCase(name, note string, s shape) testCase {
 		if err != nil {
 			return nil, err
 		}
-		values := map[string]float64{accepted: sent.rate()}
+		values := map[string]float64{accepted: sent.rate(), writerCPU: sent.perFrame()}
 		if p.variant != dropped {
 			values[delivered] = float64(arrived) / sent.took.Seconds()
 		}

@@ -20,6 +20,7 @@ var units = map[string]unit{
 	accepted:   {"million frames a second", 1e6, 2},
 	delivered:  {"million frames a second", 1e6, 2},
 	discarded:  {"million frames a second", 1e6, 2},
+	writerCPU:  {"ns a frame", 1, 0},
 	throughput: {"Gbit/s", 1e9, 1},
 	p50:        {"µs", 1e3, 1},
 	p99:        {"µs", 1e3, 1},
@@ -76,9 +77,9 @@ func (r *Report) tables() []table {
 			c := t.cases[0]
 			columns := make([]column, len(t.metrics))
 			for i, metric := range t.metrics {
-				columns[i] = column{metric, c.name, metric}
+				columns[i] = column{metric + ", " + units[metric].name, c.name, metric}
 			}
-			list = append(list, r.table(t, fmt.Sprintf("%s, %s", t.title, units[t.metrics[0]].name), columns))
+			list = append(list, r.table(t, t.title, columns))
 			continue
 		}
 		for _, metric := range t.metrics {

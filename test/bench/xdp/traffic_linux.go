@@ -49,6 +49,7 @@ func (p *pair) frames(s shape) [][]byte {
 type flow struct {
 	accepted uint64 // frames that the kernel took
 	took     time.Duration
+	cpu      time.Duration // of the writing thread, with what the kernel did in it
 }
 
 // batch is how many frames are written between two looks at the clock.
@@ -58,7 +59,7 @@ const batch = 256
 func write(q *guest.Queue, frames [][]byte, d time.Duration) (flow, error) {
 	var f flow
 	next := 0
-	begin := time.Now()
+	begin, cpu := time.Now(), threadCPU()
 	for f.took < d {
 		for range batch {
 			switch errno := q.Write(frames[next]); errno {
@@ -74,6 +75,7 @@ func write(q *guest.Queue, frames [][]byte, d time.Duration) (flow, error) {
 		}
 		f.took = time.Since(begin)
 	}
+	f.cpu = threadCPU() - cpu
 	return f, nil
 }
 
@@ -129,6 +131,18 @@ func (s *sink) read(q *guest.Queue) error {
 
 // rate is in frames a second.
 func (f flow) rate() float64 { return float64(f.accepted) / f.took.Seconds() }
+
+// perFrame is the writer's CPU time for each frame, in nanoseconds.
+func (f flow) perFrame() float64 { return float64(f.cpu.Nanoseconds()) / float64(f.accepted) }
+
+// threadCPU is the CPU time that the calling thread has used; 0 where the kernel does not say.
+func threadCPU() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
 
 // flood writes frames for the duration and counts what arrives. Frames that did not go the way of the variant are an error.
 func (p *pair) flood(s shape, d time.Duration) (sent flow, arrived uint64, err error) {
