@@ -154,24 +154,25 @@ func TestBandwidthAfterTapirAlone(t *testing.T) {
 	w.del(rt)
 }
 
-// A runtime gives a capability to every plugin that names it: tapir, which shapes nothing, says so.
-func TestBandwidthAsCapabilityOfTapir(t *testing.T) {
+// A runtime gives a capability to every plugin that names it: tapir itself, or the bandwidth plugin after it.
+func TestBandwidthAsCapabilityOfTapirOrOfThePluginAfter(t *testing.T) {
 	n := newNode(t)
-	wrong := n.network("pods", conf(object{"capabilities": object{"bandwidth": true}}))
-	right := n.network("pods", conf(nil), object{"type": "bandwidth", "capabilities": object{"bandwidth": true}})
 	p := n.pod("c1", nil)
 	rt := runtimeConf(p, object{"bandwidth": object{"ingressRate": 80_000_000, "ingressBurst": 800_000}})
 	before := n.snapshot(p.netns)
-	_, err := wrong.try(rt)
-	wantText(t, wantLibcniCode(t, err, 7), "runtimeConfig.bandwidth", "bandwidth")
-	wrong.del(rt)
-	wantSame(t, "after the refused ADD", before, n.snapshot(p.netns))
-	g := boot(p, right.add(rt))
-	g.wantPing(g.gw[true], nodeIP4)
-	if n.bytesOf("tbf") == 0 {
-		t.Error("no frame to the guest passed bandwidth's tbf")
+	for _, list := range []*network{
+		n.network("pods", conf(object{"capabilities": object{"bandwidth": true}})),
+		n.network("pods", conf(nil), object{"type": "bandwidth", "capabilities": object{"bandwidth": true}}),
+	} {
+		g := boot(p, list.add(rt))
+		g.wantPing(g.gw[true], nodeIP4)
+		if n.bytesOf("tbf") == 0 {
+			t.Error("no frame to the guest passed a tbf")
+		}
+		list.check(rt)
+		list.del(rt)
+		wantSame(t, "after DEL", before, n.snapshot(p.netns))
 	}
-	right.del(rt)
 }
 
 // What tapir cannot do in a list is refused with code 7 and a word of what to do, and leaves the pod as it was.
