@@ -13,6 +13,7 @@ import (
 
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
+	"github.com/tapir-cni/tapir/agent/journal"
 	"github.com/tapir-cni/tapir/agent/measure"
 	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/state"
@@ -39,6 +40,7 @@ type Agent struct {
 	log     *slog.Logger
 	watch   *watch.Watcher
 	measure *measure.Sampler
+	journal *journal.Journal // of the first state folder
 	parts   []part
 	pause   time.Duration
 	reloads chan Config
@@ -61,6 +63,7 @@ func New(c Config) *Agent {
 	a := &Agent{c: c, log: c.Logger, pause: firstPause, reloads: make(chan Config)}
 	a.watch = watch.New(watch.Config{StateDirs: c.StateDirs, Logger: c.Logger})
 	a.measure = measure.New(measure.Config{Watch: a.watch, StateDirs: c.StateDirs, BPFFS: c.BPFFS, Logger: c.Logger})
+	a.journal = journal.New(c.StateDirs[0])
 	a.parts = a.list()
 	return a
 }
@@ -79,7 +82,9 @@ func (a *Agent) Run(ctx context.Context, started func()) (err error) {
 	}
 	var all []*running
 	for _, p := range a.parts {
-		all = append(all, p.start(a.log, a.pause))
+		if p.run != nil {
+			all = append(all, p.start(a.log, a.pause))
+		}
 	}
 	defer func() {
 		for i := range all {

@@ -14,13 +14,22 @@ const (
 	partMeasure = "measure"
 )
 
-// list is the parts in the order in which they start: what is told of comes before who is told.
+// list is the parts in the order in which they open and start: who is told comes after who tells. Each new part has its place here.
 func (a *Agent) list() []part {
 	return []part{
+		a.brokerPart(), // first: it is what keeps a second tapird from beginning
+		{name: "journal", open: a.openJournal},
 		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
 		{name: partMeasure, run: a.measure.Run},
-		a.brokerPart(),
 	}
+}
+
+func (a *Agent) openJournal() error {
+	aside, err := a.journal.Open()
+	if aside != "" {
+		a.log.Warn("the journal was unreadable; what an earlier tapird changed stays as it is", "kept", aside)
+	}
+	return err
 }
 
 func (a *Agent) planWatch(_ context.Context, out io.Writer) error {
@@ -38,7 +47,7 @@ func (a *Agent) planWatch(_ context.Context, out io.Writer) error {
 	return err
 }
 
-// brokerPart has its socket before anything else runs: a second tapird is to do nothing at all.
+// brokerPart has its socket before anything else is opened: a second tapird is to do nothing at all.
 func (a *Agent) brokerPart() part {
 	var socket *broker.Socket
 	listen := func() (err error) {

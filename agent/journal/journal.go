@@ -55,42 +55,53 @@ type content struct {
 // for a folder, and a folder one process that writes.
 type Journal struct {
 	path string
-	boot string
+	boot string // empty: not opened
 
 	mu      sync.Mutex
 	changes map[place]Change
 }
 
-// Open reads the journal of a state folder; without a file, or with one of an earlier boot, it is empty. A file that cannot be read as a
-// journal is set aside, aside is its new name, and the journal is empty: what was changed before cannot be given back.
-func Open(dir string) (j *Journal, aside string, err error) {
+// New makes the Journal of a state folder. It touches nothing.
+func New(dir string) *Journal {
+	return &Journal{path: filepath.Join(dir, File), changes: map[place]Change{}}
+}
+
+// Open reads the file, before anything is recorded; without one, or with one of an earlier boot, there are no changes. A file that cannot
+// be read as a journal is set aside, aside is its new name, and what was changed before cannot be given back.
+func (j *Journal) Open() (aside string, err error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return nil, "", fmt.Errorf("open the journal: %w", err)
+		return "", fmt.Errorf("open the journal: %w", err)
 	}
-	j = &Journal{path: filepath.Join(dir, File), boot: strings.TrimSpace(string(boot)), changes: map[place]Change{}}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.boot = strings.TrimSpace(string(boot))
+	clear(j.changes)
 	data, err := os.ReadFile(j.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return j, "", nil
+		return "", nil
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("open the journal: %w", err)
+		return "", fmt.Errorf("open the journal: %w", err)
 	}
 	var c content
 	if err := json.Unmarshal(data, &c); err != nil || c.Version != version {
 		aside = j.path + ".corrupt"
 		if err := os.Rename(j.path, aside); err != nil {
-			return nil, "", fmt.Errorf("set an unreadable journal aside: %w", err)
+			return "", fmt.Errorf("set an unreadable journal aside: %w", err)
 		}
-		return j, aside, nil
+		return aside, nil
 	}
 	if c.BootID == j.boot {
 		for _, one := range c.Changes {
 			j.changes[one.place()] = one
 		}
 	}
-	return j, "", nil
+	return "", nil
 }
+
+// errNotOpen keeps a file that was not read from being overwritten.
+var errNotOpen = errors.New("it was not opened")
 
 // Record writes changes down, before they are made. Of a setting that was changed before, Before stays as it was then. On error nothing is
 // recorded, and nothing should be changed.
@@ -148,6 +159,9 @@ func (j *Journal) list(want func(Change) bool) []Change {
 func (j *Journal) edit(f func()) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.boot == "" {
+		return fmt.Errorf("write the journal: %w", errNotOpen)
+	}
 	before := make(map[place]Change, len(j.changes))
 	for k, v := range j.changes {
 		before[k] = v

@@ -12,7 +12,11 @@ import (
 
 func open(t *testing.T, dir string) *Journal {
 	t.Helper()
-	j, aside, err := Open(dir)
+	j := New(dir)
+	if err := j.Record(change("a", "threaded", "0", "1")); err == nil {
+		t.Error("want an error of a journal that was not opened, got none")
+	}
+	aside, err := j.Open()
 	if err != nil || aside != "" {
 		t.Fatalf("open: aside %q, %v", aside, err)
 	}
@@ -93,7 +97,8 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, File), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		j, aside, err := Open(dir)
+		j := New(dir)
+		aside, err := j.Open()
 		if err != nil || aside == "" || len(j.Changes("")) != 0 {
 			t.Errorf("%s: want it set aside, got %q, %v", name, aside, err)
 			continue

@@ -1,0 +1,9 @@
+package agent
+
+import (
+	"testing"
+
+	"github.com/tapir-cni/tapir/internal/testnode"
+)
+
+func TestMain(m *testing.M) { testnode.MainWithCommands(m, "tapir", "tapird", "tapirctl") }
