@@ -54,8 +54,9 @@ func splitVnet(b []byte) (h vnetHdr, frame []byte) {
 
 // port is a file that frames with vnet headers are written to and read from: a TAP's queue or a packet socket.
 type port struct {
-	t  testing.TB
-	fd int
+	t       testing.TB
+	fd      int
+	unicast bool // receive passes over what the host's stack says to groups
 }
 
 func (p port) send(h vnetHdr, frame []byte) {
@@ -73,6 +74,9 @@ func (p port) receive(wait time.Duration) (h vnetHdr, frame []byte, ok bool) {
 		n, err := unix.Read(p.fd, buf)
 		if err == nil {
 			h, frame = splitVnet(buf[:n])
+			if p.unicast && frame[0]&1 != 0 {
+				continue
+			}
 			return h, frame, true
 		}
 		if !errors.Is(err, unix.EAGAIN) {
@@ -207,7 +211,7 @@ func openTAP(t testing.TB, name string) port {
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
 		t.Fatalf("create TAP: %v", err)
 	}
-	return port{t, fd}
+	return port{t: t, fd: fd}
 }
 
 // packetSocket sends and receives on a device of the calling thread's netns; it does not see what it sends itself.
@@ -227,7 +231,7 @@ func packetSocket(t testing.TB, ifindex uint32) port {
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: uint16(proto), Ifindex: int(ifindex)}); err != nil {
 		t.Fatal(err)
 	}
-	return port{t, fd}
+	return port{t: t, fd: fd}
 }
 
 // attach reserves the endpoints and attaches the programs of a pod with a TAP.

@@ -130,7 +130,8 @@ func check(t testing.TB, p *Programs, role Role, frame []byte, reason Reason, ou
 	}
 }
 
-func dump(b []byte) string { return fmt.Sprintf("%d: % x", len(b), b) }
+// dump is a frame's length and its first bytes.
+func dump(b []byte) string { return fmt.Sprintf("%d: % x", len(b), b[:min(len(b), 256)]) }
 
 // runnable says whether this kernel test-runs such a frame: it refuses those shorter than an Ethernet header, and
 // newer ones those that end in an IP header.
