@@ -23,19 +23,22 @@ var limits = object{"bandwidth": object{"ingressRate": int(ingressRate), "ingres
 // payload is the share of a TCP stream's data in what a token bucket counts: frames with Ethernet, IPv4 and TCP headers and time stamps.
 const payload = float64(uplinkMTU-20-32) / float64(uplinkMTU+14)
 
-// wantRate measures a flow in windows. None may be faster than the limit; on a busy machine TCP may fall short of it now and then.
+// wantRate measures a flow in windows until one is near its limit. On a busy machine TCP falls short of it now and then, and what
+// waited comes in a window after that; on the whole it may not be faster.
 func wantRate(t *testing.T, what string, from, to net.Conn, limit float64) {
 	t.Helper()
 	want := limit * payload
 	var seen []float64
+	all := 0.0
 	for settle := 300 * time.Millisecond; len(seen) < 15; settle = 0 {
 		got := rate(t, from, to, settle, 700*time.Millisecond)
 		seen = append(seen, math.Round(got/1e5)/10)
-		if got > want*(1+tolerance) {
-			break
-		}
-		if got > want*(1-tolerance) {
+		all += got
+		if got < want*(1+tolerance) && got > want*(1-tolerance) {
 			return
+		}
+		if len(seen) > 3 && all/float64(len(seen)) > want*(1+tolerance) {
+			break
 		}
 	}
 	t.Errorf("%s: want %.1f Mbit/s within %.0f %%, got %v", what, want/1e6, tolerance*100, seen)
