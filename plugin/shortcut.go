@@ -175,7 +175,7 @@ func (a *apply) ensureUplink() error {
 	}
 	at := link.Attrs()
 	if at.Xdp != nil && at.Xdp.Attached {
-		is, err := a.shortcut.UplinkState(at.Index)
+		is, err := a.shortcut.TAPState(at.Index)
 		if err != nil {
 			return fmt.Errorf("xdp.uplink: %q: %w", name, err)
 		}

@@ -90,7 +90,7 @@ type UplinkDevice struct {
 	Name  string
 	Index int
 	MTU   int
-	State xdp.UplinkState
+	State xdp.DeviceState
 }
 
 // Uplinks finds the uplinks in the calling thread's netns, which is the host's.
@@ -110,7 +110,7 @@ func Uplinks(s *xdp.Shortcut) ([]UplinkDevice, error) {
 		if a.Xdp == nil || !a.Xdp.Attached {
 			continue
 		}
-		is, err := s.UplinkState(a.Index)
+		is, err := s.TAPState(a.Index)
 		if rtnl.Gone(err) {
 			continue
 		}

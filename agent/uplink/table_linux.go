@@ -62,7 +62,7 @@ func (p *pinned) Uplinks() (map[int]Device, error) {
 		if a.Xdp == nil || !a.Xdp.Attached {
 			continue
 		}
-		state, err := p.s.UplinkState(a.Index)
+		state, err := p.s.TAPState(a.Index)
 		if errors.Is(err, unix.ENODEV) {
 			continue // gone since
 		}
@@ -78,7 +78,7 @@ func (p *pinned) Uplinks() (map[int]Device, error) {
 
 // SetUplink keeps the mode that the uplink has.
 func (p *pinned) SetUplink(d Device) error {
-	state, err := p.s.UplinkState(d.Index)
+	state, err := p.s.TAPState(d.Index)
 	if err != nil {
 		return err
 	}
