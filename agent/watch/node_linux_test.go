@@ -268,3 +268,10 @@ func (l *lockedBuffer) String() string {
 	defer l.mu.Unlock()
 	return l.b.String()
 }
+
+func createTAP(t *testing.T, a state.Attachment) {
+	t.Helper()
+	if err := tap.Create(tap.Spec{Name: a.TAP.Name, Index: a.TAP.Index, Queues: a.Queues}); err != nil {
+		t.Fatal(err)
+	}
+}
