@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tapir-cni/tapir/internal/testnode"
 )
@@ -123,4 +124,61 @@ func TestScanOfANodeWithoutTapirIsEmpty(t *testing.T) {
 	if got, err := ScanKernel(t.Context()); len(got) != 0 || err != nil {
 		t.Errorf("scan: got %v, %v", got, err)
 	}
+}
+
+// A TAP in the host's netns is found by its ifindex where its name is its user's; an alias alone is not enough.
+func TestScanFindsTapsOfTheHost(t *testing.T) {
+	testnode.Require(t, "root", "ipv6", "tun")
+	add := func(name string, index int, flags uint16, k Key) {
+		t.Helper()
+		addTapAt(t, name, index, flags)
+		link, err := netlink.LinkByName(name)
+		must(t, err)
+		t.Cleanup(func() { must(t, netlink.LinkDel(link)) })
+		must(t, netlink.LinkSetAlias(link, k.Alias()))
+		must(t, netlink.LinkSetTxQLen(link, 200))
+		must(t, netlink.LinkSetUp(link))
+	}
+	key := func(id string) Key { return Key{Network: "net", ContainerID: id, IfName: "eth0"} }
+	add("vmtap0", firstIndex+8, 0, key("named"))
+	add("vmtap1", firstIndex+12, unix.IFF_MULTI_QUEUE, key("queues"))
+	add("alias0", 0, 0, key("alias"))
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: firstIndex + 8, Dst: prefix("10.9.0.2/32"), Scope: netlink.SCOPE_LINK}))
+	must(t, netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: firstIndex + 8, IP: net.IPv4(10, 9, 0, 2), HardwareAddr: mac("06:00:0a:55:00:05"), State: netlink.NUD_PERMANENT,
+	}))
+	got, err := ScanKernel(t.Context())
+	must(t, err)
+	want := []Attachment{
+		{
+			Key: key("named"), Status: Ready, Placement: PlacementHost, MTU: 1500, GuestMAC: "06:00:0a:55:00:05", Rebuilt: true, Queues: 1, TxQueue: 200,
+			TAP: Device{Name: "vmtap0", Index: firstIndex + 8}, Addresses: []Address{{Prefix: netip.MustParsePrefix("10.9.0.2/32")}},
+		},
+		{
+			Key: key("queues"), Status: Ready, Placement: PlacementHost, MTU: 1500, Rebuilt: true, TxQueue: 200,
+			TAP: Device{Name: "vmtap1", Index: firstIndex + 12},
+		},
+	}
+	if diff := cmp.Diff(want, got, compare, cmpopts.IgnoreFields(Attachment{}, "Created"), cmpopts.IgnoreFields(Device{}, "MAC")); diff != "" {
+		t.Errorf("attachments (-want +got):\n%s", diff)
+	}
+	for _, a := range got {
+		if path, known := a.TAPNetns(); path != "" || !known || !a.OnHost() {
+			t.Errorf("%s: netns %q, known %t", a.Key, path, known)
+		}
+	}
+}
+
+// addTapAt makes a persistent TAP of a chosen ifindex; 0 lets the kernel choose.
+func addTapAt(t *testing.T, name string, index int, flags uint16) {
+	t.Helper()
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	must(t, unix.IoctlSetPointerInt(fd, unix.TUNSETIFINDEX, index))
+	ifr, err := unix.NewIfreq(name)
+	must(t, err)
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | flags)
+	must(t, unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr))
+	must(t, unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
 }

@@ -100,10 +100,11 @@ func TestTapOnHost(t *testing.T) {
 // The result names no interface of the sandbox, since there is none; the SDK's layout gives it a netns that it can open.
 func TestResultOfPlacementHost(t *testing.T) {
 	n := newNode(t)
-	for _, layout := range []string{"plain", "cri", "firecracker"} {
-		p := n.pod(layout, hostConf(object{"result": layout}))
+	for i, layout := range []string{"plain", "cri", "firecracker", "plain", "cri", "firecracker"} {
+		version := []string{"1.1.0", "0.3.1"}[i/3]
+		p := n.pod(layout+version, hostConf(object{"result": layout, "cniVersion": version}))
 		r := p.add()
-		l := n.list(layout)
+		l := n.list(layout + version)
 		var got []string
 		for _, i := range r.Interfaces {
 			got = append(got, i.Name+" "+i.Mac+" "+i.Sandbox)
@@ -114,7 +115,7 @@ func TestResultOfPlacementHost(t *testing.T) {
 		case "cri":
 			want = []string{l.TAP.Name + " " + gatewayMAC.String() + " "}
 		case "firecracker":
-			want = []string{l.TAP.Name + " " + gatewayMAC.String() + " /proc/1/ns/net", l.TAP.Name + " " + l.GuestMAC + " firecracker"}
+			want = []string{l.TAP.Name + " " + gatewayMAC.String() + " /proc/1/ns/net", l.TAP.Name + " " + l.GuestMAC + " " + p.id}
 			own = append(own, "1 "+l.address(t, true)+"/24 10.9.0.1")
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -126,7 +127,28 @@ func TestResultOfPlacementHost(t *testing.T) {
 		if len(r.Routes) != 2 {
 			t.Errorf("%s: routes %v, want both defaults", layout, r.Routes)
 		}
-		p.works("CHECK", object{"prevResult": r})
+		if version != "0.3.1" { // which has no CHECK
+			p.works("CHECK", object{"prevResult": r})
+		}
+		p.works("DEL", object{"prevResult": r})
+	}
+}
+
+func TestAnotherIPAMServesGuestOnHost(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	p := n.delegated("c1", hostConf(object{"ipam": own.hostLocal(dir)}), t.TempDir())
+	out := p.call("ADD", nil)
+	if out.code != 0 {
+		t.Fatal(out)
+	}
+	r := parseResult(t, out.stdout, "1.1.0")
+	g := boot(p.pod, r)
+	g.wantPing(g.gw[true], nodeIP4)
+	p.works("CHECK", object{"prevResult": r})
+	p.works("DEL", nil)
+	if left := hostLocalLeases(t, dir, "pods"); len(left) > 0 {
+		t.Errorf("leases after DEL: %q", left)
 	}
 }
 
