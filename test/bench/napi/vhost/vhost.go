@@ -42,7 +42,7 @@ type Config struct {
 // on the host's clock is shorter than the noise of a busy machine; real vhost-net is quick.
 const (
 	bytesCounted  = 20e6
-	bytesEmulated = 150e6
+	bytesEmulated = 60e6
 	bytesNative   = 4e9
 )
 
@@ -182,6 +182,6 @@ func (d *decoder) Write(p []byte) (int, error) {
 			return 0, errors.New("a round without bytes or time: " + string(line))
 		}
 		d.result.Rounds = append(d.result.Rounds, r)
-		d.progress(fmt.Sprintf("round %d: NAPI %v, %.2f s of CPU per GB", len(d.result.Rounds), r.NAPI, r.CPUPerGB()))
+		d.progress(fmt.Sprintf("round %d: NAPI %v, CPU per GB %.2f", len(d.result.Rounds), r.NAPI, r.CPUPerGB()))
 	}
 }
