@@ -28,6 +28,8 @@ type Config struct {
 	Timeout  time.Duration // of one of its connections; [broker.DefaultTimeout] where 0
 	MaxPeers int           // connections at once; [broker.DefaultMaxPeers] where 0
 
+	NoUplink bool // leave the shortcut's routes to other nodes alone
+
 	Logger *slog.Logger
 }
 

@@ -1,11 +1,17 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net/netip"
 
 	"github.com/tapir-cni/tapir/agent/broker"
+	"github.com/tapir-cni/tapir/agent/uplink"
+	"github.com/tapir-cni/tapir/xdp"
 )
 
 // The names of the parts that others stand on.
@@ -21,6 +27,7 @@ func (a *Agent) list() []part {
 		{name: "journal", open: a.openJournal},
 		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
 		{name: partMeasure, run: a.measure.Run},
+		a.uplinkPart(),
 	}
 }
 
@@ -44,6 +51,36 @@ func (a *Agent) planWatch(_ context.Context, out io.Writer) error {
 		}
 	}
 	_, err := fmt.Fprintf(out, "watch: %d attachments in %v, %d of them ready, %d with a VMM\n", len(all), a.c.StateDirs, ready, attached)
+	return err
+}
+
+// uplinkPart keeps the shortcut's next hops.
+func (a *Agent) uplinkPart() part {
+	if a.c.NoUplink {
+		return part{name: "uplink"}
+	}
+	dir := cmp.Or(a.c.BPFFS, xdp.DefaultDir)
+	open := func() (uplink.Table, error) { return uplink.OpenPinned(dir) }
+	return part{
+		name: "uplink",
+		run: func(ctx context.Context) error {
+			return uplink.New(uplink.Config{Open: open, Dir: dir, Logger: a.log}).Run(ctx)
+		},
+		plan: func(_ context.Context, out io.Writer) error { return planUplink(out, open) },
+	}
+}
+
+func planUplink(out io.Writer, open func() (uplink.Table, error)) error {
+	routes := map[netip.Prefix]uplink.Entry{}
+	table, err := open()
+	if err == nil {
+		routes, err = table.Routes()
+		err = errors.Join(err, table.Close())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "uplink: keep %d routes of the shortcut\n", len(routes))
 	return err
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/client"
 	"github.com/tapir-cni/tapir/internal/jsonkeys"
 	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/xdp"
 )
 
 // config is the configuration file. Each key has a flag.
@@ -21,6 +22,8 @@ type config struct {
 	StateDirs []string `json:"stateDirs"`
 	Timeout   duration `json:"timeout"`
 	MaxPeers  int      `json:"maxPeers"`
+	Uplink    bool     `json:"uplink"`
+	BPFFS     string   `json:"bpffs"`
 	LogLevel  string   `json:"logLevel"`
 	LogFormat string   `json:"logFormat"`
 }
@@ -41,7 +44,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 func defaults() config {
 	return config{
 		Socket: client.DefaultSocket, StateDirs: []string{state.DefaultDir}, Timeout: duration(broker.DefaultTimeout),
-		MaxPeers: broker.DefaultMaxPeers, LogLevel: "info", LogFormat: "text",
+		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, LogLevel: "info", LogFormat: "text",
 	}
 }
 
@@ -82,6 +85,8 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 		"state-dir":  func() { out.StateDirs = c.StateDirs },
 		"timeout":    func() { out.Timeout = c.Timeout },
 		"max-peers":  func() { out.MaxPeers = c.MaxPeers },
+		"uplink":     func() { out.Uplink = c.Uplink },
+		"bpffs":      func() { out.BPFFS = c.BPFFS },
 		"log-level":  func() { out.LogLevel = c.LogLevel },
 		"log-format": func() { out.LogFormat = c.LogFormat },
 	} {
@@ -106,7 +111,10 @@ func (c config) fixed(now *config) (keys []string) {
 	keep("stateDirs", slices.Equal(c.StateDirs, now.StateDirs))
 	keep("timeout", c.Timeout == now.Timeout)
 	keep("maxPeers", c.MaxPeers == now.MaxPeers)
+	keep("uplink", c.Uplink == now.Uplink)
+	keep("bpffs", c.BPFFS == now.BPFFS)
 	keep("logFormat", c.LogFormat == now.LogFormat)
+	now.Uplink, now.BPFFS = c.Uplink, c.BPFFS
 	now.Socket, now.StateDirs, now.Timeout, now.MaxPeers, now.LogFormat = c.Socket, c.StateDirs, c.Timeout, c.MaxPeers, c.LogFormat
 	return keys
 }
@@ -130,6 +138,9 @@ func (c config) validate() error {
 	}
 	if c.MaxPeers < 1 || c.MaxPeers > 4096 {
 		faults.Add("maxPeers", fmt.Sprintf("want 1 to 4096, got %d", c.MaxPeers))
+	}
+	if !filepath.IsAbs(c.BPFFS) {
+		faults.Add("bpffs", fmt.Sprintf("want an absolute path, got %q", c.BPFFS))
 	}
 	if err := new(slog.LevelVar).UnmarshalText([]byte(c.LogLevel)); err != nil {
 		faults.Add("logLevel", fmt.Sprintf("want debug, info, warn or error, got %q", c.LogLevel))

@@ -57,7 +57,7 @@ func newRoot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tapird",
 		Short: "The node agent of tapir",
-		Long: `Watch the attachments of this node, and serve a unix socket: a peer names an attachment, and gets its queues as open descriptors, with NAPI on each. uid 0 may have every
+		Long: `Watch the attachments of this node, keep the shortcut's next hops as the kernel has them, and serve a unix socket: a peer names an attachment, and gets its queues as open descriptors, with NAPI on each. uid 0 may have every
 attachment's; anybody else those of the TAPs that belong to them, with the token that the attachment's file holds. docs/tapird.md
 has the protocol. A flag outdoes its key in the configuration file.
 
@@ -97,6 +97,8 @@ from it what can change meanwhile.`,
 	f.StringSliceVar(&flags.StateDirs, "state-dir", flags.StateDirs, "folder of attachments; give every one that a configuration of this node names")
 	f.DurationVar((*time.Duration)(&flags.Timeout), "timeout", flags.Timeout.Std(), "of one connection")
 	f.IntVar(&flags.MaxPeers, "max-peers", flags.MaxPeers, "connections at once; a user other than root may have a quarter of them")
+	f.BoolVar(&flags.Uplink, "uplink", flags.Uplink, "keep the shortcut's routes to other nodes as the kernel's routing and neighbours are")
+	f.StringVar(&flags.BPFFS, "bpffs", flags.BPFFS, "folder of the pinned programs")
 	f.StringVar(&flags.LogLevel, "log-level", flags.LogLevel, "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", flags.LogFormat, "text or json")
 	return cmd
@@ -118,7 +120,9 @@ func checkNode(out io.Writer, c config) error {
 
 // agentConfig is what the agent is made of.
 func (c config) agentConfig(log *slog.Logger) agent.Config {
-	return agent.Config{StateDirs: c.StateDirs, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, Logger: log}
+	return agent.Config{
+		StateDirs: c.StateDirs, BPFFS: c.BPFFS, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, NoUplink: !c.Uplink, Logger: log,
+	}
 }
 
 // serve serves until ctx ends. load reads the configuration anew.
