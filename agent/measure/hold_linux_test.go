@@ -1,0 +1,132 @@
+package measure_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/tapir-cni/tapir/agent/measure"
+	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Every namespace can be taken down while its TAP's sysfs is held: the kernel says that it did. Then what is held is let go of, so that
+// the kernel can free it. Without the DEL, which nobody may send.
+func TestNetnsGoWhileTheyAreMeasured(t *testing.T) {
+	requireNode(t)
+	const count = 20
+	all := crowd(t, count)
+	n := start(t, measure.Config{MaxAge: time.Nanosecond})
+	held := map[watch.ID]bool{}
+	for _, a := range n.sample().Attachments {
+		if n.sampler.Device(a.ID) == nil || a.NAPI.FlushTimeout == nil {
+			t.Fatalf("want the sysfs of %s held, got %+v", a.ContainerID, a.NAPI)
+		}
+		held[a.ID] = true
+	}
+	if len(held) != count {
+		t.Fatalf("want %d attachments, got %d", count, len(held))
+	}
+	before := namespaces(t)
+	for _, a := range all {
+		if err := errors.Join(unix.Unmount(a.Netns, unix.MNT_DETACH), os.Remove(a.Netns)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() error {
+		if now := namespaces(t); now != before-count {
+			return fmt.Errorf("want %d namespaces with an nsid, got %d", before-count, now)
+		}
+		for id := range held {
+			if n.sampler.Device(id) != nil {
+				return fmt.Errorf("the sysfs of %s is still held", id)
+			}
+		}
+		return nil
+	})
+	s := n.sample()
+	if len(s.Attachments) != count || len(s.Problems) != 0 {
+		t.Errorf("want %d attachments and no problems, got %d and %q", count, len(s.Attachments), s.Problems)
+	}
+	for _, a := range s.Attachments {
+		if a.TAP != nil || a.Host != nil || a.Netns != watch.NetnsLost {
+			t.Errorf("want nothing of %s, got %+v", a.ContainerID, a)
+		}
+	}
+}
+
+// namespaces counts those that this one has an nsid for (RTM_GETNSID): the kernel takes it away when it takes the namespace down.
+func namespaces(t *testing.T) int {
+	t.Helper()
+	req := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
+	req.AddRawData([]byte{unix.AF_UNSPEC, 0, 0, 0})
+	list, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNSID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// Run ends with nothing left: no goroutine, no descriptor, no thread in another namespace.
+func TestRunLeavesNothing(t *testing.T) {
+	requireNode(t)
+	crowd(t, 10)
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	for range 2 {
+		n := start(t, measure.Config{})
+		if got := len(n.sample().Attachments); got != 10 {
+			t.Errorf("want 10 attachments, got %d", got)
+		}
+		n.stop()
+	}
+	eventually(t, func() error {
+		if g, f := runtime.NumGoroutine(), openFiles(t); g > goroutines || f > files {
+			return fmt.Errorf("want %d goroutines and %d files, got %d and %d", goroutines, files, g, f)
+		}
+		return atHome()
+	})
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// atHome gives an error where a thread of the process is in another netns than the caller.
+func atHome() error {
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return err
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*")
+	if err != nil || len(tasks) < 2 {
+		return fmt.Errorf("threads: %v, %w", tasks, err)
+	}
+	for _, task := range tasks {
+		var st unix.Stat_t
+		if err := unix.Stat(task+"/ns/net", &st); err == nil && st.Ino != own.Ino {
+			return fmt.Errorf("%s is in another namespace", task)
+		}
+	}
+	return nil
+}
+
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	var err error
+	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("not after %s: %v", patience, err)
+}
