@@ -93,6 +93,9 @@ func openDevice(i, queues int, napi, sink string) (_ *device, err error) {
 	return d, nil
 }
 
+// close closes the queues and removes the TAP.
+func (d *device) close() error { return errors.Join(d.queues.Close(), netlink.LinkDel(d.link)) }
+
 // attach puts the sink's program in place. It stays with the device.
 func (d *device) attach() error {
 	switch d.sink {

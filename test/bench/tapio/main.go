@@ -33,8 +33,8 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.rounds, "rounds", 15, "measured rounds; each measures every row once")
-	flag.DurationVar(&o.slice, "slice", 200*time.Millisecond, "how long a row is measured in a round")
+	flag.IntVar(&o.rounds, "rounds", 11, "measured rounds; each measures every row once")
+	flag.DurationVar(&o.slice, "slice", 100*time.Millisecond, "how long a row is measured in a round")
 	flag.StringVar(&o.only, "only", "", "measure the rows whose names have all of these `words` alone, such as \"write drop 60 q1\"")
 	flag.StringVar(&o.update, "update", "", "put the tables into this `file` too, between its marks")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
@@ -56,15 +56,6 @@ func run(o options) error {
 	if _, err := node.New(); err != nil {
 		return fmt.Errorf("set up the node: %w", err)
 	}
-	// Frames of the node's own would be counted too.
-	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	sink, err := openSink()
-	if err != nil {
-		return fmt.Errorf("open the sink: %w", err)
-	}
-	defer unix.Close(sink)
 	report, err := measure(o)
 	if err != nil {
 		return err
@@ -80,8 +71,17 @@ func run(o options) error {
 	return report.writeText(os.Stdout)
 }
 
-// measure runs the rounds.
-func measure(o options) (*Report, error) {
+// measure runs the rounds, in the network namespace of this process, which must be its own.
+func measure(o options) (_ *Report, err error) {
+	// Frames of the node's own would be counted too.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	sink, err := openSink()
+	if err != nil {
+		return nil, fmt.Errorf("open the sink: %w", err)
+	}
+	defer unix.Close(sink)
 	report := &Report{Rounds: o.rounds, Slice: o.slice.String()}
 	noRing := tryRing()
 	if noRing != nil {
@@ -110,7 +110,7 @@ func measure(o options) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer d.queues.Close() //nolint:errcheck // the devices end with the namespace
+		defer func() { err = errors.Join(err, d.close()) }()
 		devices[key] = d
 		if report.Sockets == nil {
 			report.Sockets = socketCalls(d.queues.FDs()[0])
