@@ -89,8 +89,8 @@ bench-tapio: $(TOOLS)/bench-tapio ## Measure TAP read and write by themselves (B
 	@$(TOOLS)/bench-tapio $(BENCH_FLAGS)
 
 .PHONY: bench-napi
-bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue, through a pump and behind vhost-net (BENCH_FLAGS="-rounds=2 -parts=pump")
-	@tools/setup.sh net
+bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue, through a pump and behind vhost-net (BENCH_FLAGS="-update docs/napi.md" renews the tables)
+	@tools/setup.sh net vm debianvm $(if $(wildcard /dev/vhost-net),dpdk)
 	$(TOOLS)/bench-napi -bin bin $(BENCH_FLAGS)
 
 .PHONY: quickstart

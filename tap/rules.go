@@ -35,32 +35,32 @@ const quietRate = 1000
 const frameOverhead = 18
 
 // rules are tried in this order; the last takes all that is left. Each is held against a TAP without NAPI by `make bench-napi`, which
-// docs/benchmarks.md explains. All want NAPI on the queue: what else is set can change while a VMM runs, that cannot.
+// docs/napi.md explains.
 //
-// Not among what decides is how many CPUs are idle: the order of the settings was the same on a machine whose CPUs were all busy.
+// An open queue keeps the NAPI that it has, so a rule without NAPI means for it: no threads, no timeout; and NAPI for the next
+// VMM only if the rule says so. Not among what decides is how many CPUs are idle: where frames are full, threads paid on an idle machine
+// and on a busy one; where they are not, they cost most on a busy one.
 var rules = []Rule{
 	{
 		Name:    "quiet",
-		Why:     "few frames: each is delivered by the write that brings it, with no thread to wake",
+		Why:     "few frames: the write that brings one delivers it, and NAPI is there when more come",
 		Setting: Setting{NAPI: true},
 		applies: func(t Traffic) bool { return t.FramesPerSecond < quietRate },
 	},
 	{
 		Name:    "small",
-		Why:     "mostly acknowledgements and small messages, which GRO cannot merge: a thread would only add a hand-over",
-		Setting: Setting{NAPI: true},
+		Why:     "mostly acknowledgements and small messages, which GRO cannot merge: NAPI would only add a hand-over",
 		applies: func(t Traffic) bool { return t.BytesPerFrame < float64(t.MTU)/2 },
 	},
 	{
 		Name:    "full",
-		Why:     "frames of the MTU's size: GRO merges what a thread finds waiting",
+		Why:     "frames of the MTU's size: GRO merges what a thread that does not interrupt the writer finds waiting",
 		Setting: Setting{NAPI: true, Threaded: true, Batch: true, GROFlushTimeout: 50 * time.Microsecond, DeferHardIRQs: 1},
 		applies: func(t Traffic) bool { return t.BytesPerFrame <= float64(t.MTU+frameOverhead) },
 	},
 	{
 		Name:    "gso",
-		Why:     "frames that the guest left whole: nothing is to be merged, the thread takes the stack's work off the writer",
-		Setting: Setting{NAPI: true, Threaded: true, Batch: true},
+		Why:     "frames that the guest left whole: there is nothing to merge",
 		applies: func(Traffic) bool { return true },
 	},
 }

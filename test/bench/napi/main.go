@@ -3,7 +3,8 @@
 // The guest is a kernel's network stack of its own, in a netns with a TAP; a pump (another process of this program) stands in for the
 // VMM and moves frames between that TAP and the pod's, which tapir's ADD made: one read and one write a frame, virtio-net headers
 // passed through. The guest sends TCP into the node as fast as it can. A row is one setting under one load; all rows take turns
-// in random order within each round, and what is compared is compared within a round. Before each, the kernel is asked
+// in random order within each round, and what is compared is compared within a round; those that a goal compares closely several times, one
+// right after the other. Before each, the kernel is asked
 // whether the pump's queue runs NAPI as the row says (package queueiter).
 //
 // The second part is the package vhost: NAPI behind vhost-net.
@@ -18,7 +19,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -39,6 +39,7 @@ type options struct {
 	only     string        // part of the names of the rows to measure
 	parts    string
 	pump     string
+	update   string
 	json     bool
 }
 
@@ -59,11 +60,12 @@ func main() {
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of tapir")
 	flag.IntVar(&o.rounds, "rounds", 5, "measured rounds; each has every row")
-	flag.DurationVar(&o.duration, "duration", time.Second, "how long a row is measured in a round")
-	flag.IntVar(&o.repeats, "repeats", 3, "how often a round measures the rows without NAPI and with the chosen setting, which a goal compares closely")
+	flag.DurationVar(&o.duration, "duration", 600*time.Millisecond, "how long a row is measured in a round")
+	flag.IntVar(&o.repeats, "repeats", 6, "how often a round measures the rows without NAPI and with the chosen setting, which a goal compares closely")
 	flag.StringVar(&o.only, "only", "", "measure the loads alone whose `name` this is: "+strings.Join(loadNames(), ", "))
 	flag.StringVar(&o.parts, "parts", pumpPart+","+vhostPart, "comma-separated `list` of what to measure: through the pump, behind vhost-net")
 	flag.StringVar(&o.pump, "pump", "", "`command` that moves frames between its descriptors 3 and 4 until its stdin ends, in place of this program's own pump")
+	flag.StringVar(&o.update, "update", "", "put the tables into this `file` too, between its marks")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()
 	exit(2, o.check())
@@ -147,6 +149,9 @@ func run(ctx context.Context, o options) error {
 		errs = append(errs, err)
 	}
 	report.judge()
+	if o.update != "" {
+		errs = append(errs, report.update(o.update))
+	}
 	write := report.writeText
 	if o.json {
 		write = report.writeJSON
@@ -172,7 +177,7 @@ func measureAll(ctx context.Context, o options, report *Report) (err error) {
 	report.Rows = choose(o.rows(), b.traffic)
 	for round := range o.rounds {
 		progress(o, "round %d of %d", round+1, o.rounds)
-		if err := measureRound(ctx, b, report.Rows, o.repeats); err != nil {
+		if err := measureRound(ctx, report.Rows, o.repeats, b.measure); err != nil {
 			return err
 		}
 	}
@@ -185,39 +190,4 @@ func progress(o options, format string, args ...any) {
 		out = io.Discard
 	}
 	fmt.Fprintf(out, format+"\n", args...)
-}
-
-// measureRound adds one value to every row that can be measured. Its error is the context's alone.
-func measureRound(ctx context.Context, b *bench, rows []*Row, repeats int) error {
-	var turns []*Row
-	for _, r := range rows {
-		turns = append(turns, r)
-		if r.base() || r.chosen() {
-			for range repeats - 1 {
-				turns = append(turns, r)
-			}
-		}
-	}
-	rand.Shuffle(len(turns), func(i, j int) { turns[i], turns[j] = turns[j], turns[i] })
-	measured := make(map[*Row][]measurement)
-	for _, r := range turns {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if r.Failed != "" {
-			continue
-		}
-		m, err := b.measure(r)
-		if err != nil {
-			r.Failed = err.Error()
-			continue
-		}
-		measured[r] = append(measured[r], m)
-	}
-	for r, list := range measured {
-		if r.Failed == "" {
-			r.add(list)
-		}
-	}
-	return nil
 }

@@ -134,12 +134,8 @@ func (r *Report) writeRow(w io.Writer, row *Row) {
 		fmt.Fprintf(w, "  %s\tnot measured\t\t\t\t\t\t\t\t\t\n", row.Name)
 		return
 	}
-	against := ""
-	if base := r.baseOf(row); base != nil && base != row {
-		against = fmt.Sprintf("%.2f", row.against(base))
-	}
 	fmt.Fprintf(w, "  %s\t%.2f\t(%.2f-%.2f)\t%s\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\n", row.Name,
-		row.Gbits.Median(), row.Gbits.Quantile(0.25), row.Gbits.Quantile(0.75), against, row.Reads.Median(), row.Written.Median(),
+		row.Gbits.Median(), row.Gbits.Quantile(0.25), row.Gbits.Quantile(0.75), r.times(row), row.Reads.Median(), row.Written.Median(),
 		row.Received.Median(), row.CPU.Median(), row.Receiver.Median(), row.Pump.Median(), row.Poll.Median())
 }
 
