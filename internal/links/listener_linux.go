@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,13 +81,32 @@ func (l *Listener) Receive() ([]Change, error) {
 	})
 	switch {
 	case errors.Is(recvErr, unix.ENOBUFS):
-		return nil, ErrOverrun
-	case err != nil || recvErr != nil:
-		return nil, errors.Join(err, os.NewSyscallError("receive from rtnetlink", recvErr))
+		return nil, l.drain(raw)
+	case err != nil:
+		return nil, fmt.Errorf("receive from rtnetlink: %w", os.ErrClosed) // the one reason: there is no deadline
+	case recvErr != nil:
+		return nil, os.NewSyscallError("receive from rtnetlink", recvErr)
 	case n > len(l.in):
-		return nil, ErrOverrun
+		return nil, l.drain(raw)
 	}
 	return changes(l.in[:n], nsidOf(control[:ctl]))
+}
+
+// drain empties the socket and gives [ErrOverrun]. Until it is empty the kernel drops what else there is to tell, and does not say so again
+// (netlink_overrun, netlink_rcv_wake in net/netlink/af_netlink.c): who read everything anew before that would miss it.
+func (l *Listener) drain(raw syscall.RawConn) error {
+	const most = 1 << 16 // under a stream that does not end
+	err := raw.Control(func(fd uintptr) {
+		for range most {
+			if _, _, err := unix.Recvfrom(int(fd), l.in, unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("receive from rtnetlink: %w", os.ErrClosed)
+	}
+	return ErrOverrun
 }
 
 // nsidOf reads the control message that says where the datagram comes from; there is none for the socket's own namespace.
