@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	"github.com/tapir-cni/tapir/test/bench/node"
@@ -58,7 +59,10 @@ func Rounds(ctx context.Context, c RoundsConfig, w io.Writer) error {
 		return err
 	}
 	c.Bin = bin
-	f, err := os.OpenFile("/dev/vhost-net", os.O_RDWR, 0)
+	if _, err = exec.LookPath(c.Testpmd); err != nil {
+		return fmt.Errorf("%w; install dpdk-dev", err)
+	}
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("open vhost-net: %w; load the module vhost_net", err)
 	}

@@ -26,11 +26,12 @@ func (s *setup) round(ctx context.Context, napi bool) (Round, error) {
 		return Round{}, err
 	}
 	r, err := s.transfer(p)
-	if err != nil {
+	r.NAPI = p.napi
+	err = errors.Join(err, p.stop())
+	if err != nil { // asked after its end: what it says comes late
 		err = fmt.Errorf("%w; testpmd said: %s", err, p.said.last())
 	}
-	r.NAPI = p.napi
-	return r, errors.Join(err, p.stop())
+	return r, err
 }
 
 // transfer moves Warm and then Bytes of payload; what is measured is measured over the latter.

@@ -82,7 +82,7 @@ func (s *setup) testpmdArgs() []string {
 	queue := strconv.Itoa(s.Queue)
 	return []string{
 		"setpriv", "--pdeathsig", "KILL", s.Testpmd, "--lcores=0@" + at + ",1@" + at, "--no-telemetry", "--no-pci", "--no-huge", "-m", "256", "--no-shconf",
-		"--vdev=virtio_user0,path=/dev/vhost-net,iface=" + s.tap + ",queue_size=" + queue,
+		"--vdev=virtio_user0,path=" + device + ",iface=" + s.tap + ",queue_size=" + queue,
 		"--vdev=net_af_packet0,iface=" + nearEnd + ",blocksz=65536,framesz=2048,framecnt=2048",
 		"--", "--nb-cores=1", "--burst=64", "--txd=" + queue, "--rxd=" + queue, "--auto-start", "--total-num-mbufs=16384", "--forward-mode=io",
 	}
@@ -200,5 +200,5 @@ func (l *lockedBuffer) last() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lines := strings.Split(strings.TrimSpace(l.b.String()), "\n")
-	return strings.Join(lines[max(0, len(lines)-8):], "; ")
+	return strings.Join(lines[max(0, len(lines)-24):], "; ")
 }

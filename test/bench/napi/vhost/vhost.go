@@ -22,8 +22,8 @@ import (
 	"github.com/tapir-cni/tapir/internal/debianvm"
 )
 
-// Device is what vhost-net is used by.
-const Device = "/dev/vhost-net"
+// device is what vhost-net is used by.
+const device = "/dev/vhost-net"
 
 // Program is the command that measures, where vhost-net is; package cmd.
 const Program = "bench-napi-vhost"
@@ -33,6 +33,7 @@ type Config struct {
 	Bin      string       // folder of tapir, tapir-ipam and tapirctl; default: bin
 	Tools    string       // folder of Program; default: the one of this program
 	Rounds   int          // of each setting; default: 3
+	Bytes    int64        // of payload in a round; default: by where it runs
 	Guest    bool         // boot a guest even where this machine has vhost-net
 	HostTime bool         // the guest's clocks follow this machine's, on two CPUs; else they count instructions, on one
 	Progress func(string) // called before each step that takes time; may be nil
@@ -73,10 +74,17 @@ func (c *Config) defaults() error {
 	return nil
 }
 
-// native says whether this machine's own vhost-net is used.
+// native says whether this machine's own vhost-net is used. Its device may be there and the module not: only opening tells.
 func (c *Config) native() bool {
-	_, err := os.Stat(Device)
-	return err == nil && !c.Guest
+	if c.Guest {
+		return false
+	}
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
 }
 
 // Prepare makes the guest's image where one is needed and the cache has none; for that it wants apt's mirror, which a network namespace
@@ -122,6 +130,9 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 }
 
 func (c *Config) args(bin string, size int64) []string {
+	if c.Bytes > 0 {
+		size = c.Bytes
+	}
 	return []string{"-bin", bin, "-rounds", strconv.Itoa(c.Rounds), "-bytes", strconv.FormatInt(size, 10), "-warm", strconv.FormatInt(size/8, 10)}
 }
 
