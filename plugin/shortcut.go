@@ -134,6 +134,14 @@ func prefixesOf(rec *state.Attachment) []netip.Prefix {
 	return out
 }
 
+func addressesOf(rec state.Attachment) []netip.Addr {
+	out := make([]netip.Addr, 0, len(rec.Addresses))
+	for _, a := range rec.Addresses {
+		out = append(out, a.Prefix.Addr())
+	}
+	return out
+}
+
 // attachHostShortcut puts the shortcut's other program on the host end, which is down.
 func (a *apply) attachHostShortcut() error {
 	if !a.joined {
@@ -201,12 +209,8 @@ func (a *apply) ensureUplink() error {
 // withdraw takes the attachment's addresses out of the shortcut, before its devices go.
 func (p *plugin) withdraw(rec state.Attachment, recorded bool) error {
 	return p.inShortcut(rec, recorded, func(s *xdp.Shortcut) error {
-		var addrs []netip.Addr
-		for _, a := range rec.Addresses {
-			addrs = append(addrs, a.Prefix.Addr())
-		}
 		if tap := tapIndex(rec); tap != 0 {
-			return s.Withdraw(tap, addrs...)
+			return s.Withdraw(tap, addressesOf(rec)...)
 		}
 		return nil
 	})

@@ -152,3 +152,34 @@ func TestMonitorTellsWhatHappensInItsNetnsAndEnds(t *testing.T) {
 		}
 	}
 }
+
+func TestOffloadsAndMaxMTUAreTheDrivers(t *testing.T) {
+	testnode.Require(t, "root")
+	testnode.In(t, testnode.NewNetns(t), func() {
+		c, err := Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Offloads("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !got["tx-tcp-segmentation"] || got["rx-lro"] || got["no-such-feature"] {
+			t.Errorf("want TCP segmentation and no LRO of a veth, got %v", got)
+		}
+		a, err := c.LinkByName("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.MaxMTU(a.Attrs().Index); err != nil || n != 65535 {
+			t.Errorf("largest MTU of a veth: want 65535, got %d, %v", n, err)
+		}
+		if _, err := Offloads("none"); err == nil {
+			t.Error("offloads of no device: want an error, got none")
+		}
+	})
+}
