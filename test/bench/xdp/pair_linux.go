@@ -18,6 +18,7 @@ type namespaces interface {
 // A pod is a sandbox with a TAP that this process has open in the VMM's place.
 type pod struct {
 	attachment
+	id     string // of the container
 	netns  string // path
 	queue  *guest.Queue
 	undo   []func() error // in reverse
@@ -64,12 +65,12 @@ func open(o options, n namespaces, variant string) (_ *pair, err error) {
 		return nil, err
 	}
 	for i := range count {
-		one := &pod{netns: paths[2*i], inside: paths[2*i+1]}
+		one := &pod{id: fmt.Sprintf("%s-%d", variant, i), netns: paths[2*i], inside: paths[2*i+1]}
 		p.pods = append(p.pods, one)
 		if variant == dropped {
 			err = one.limit()
 		} else {
-			err = one.attach(networkOf(o, variant), fmt.Sprintf("%s-%d", variant, i), variant)
+			err = one.attach(networkOf(o, variant), variant)
 		}
 		if err == nil {
 			err = one.open()
@@ -82,13 +83,13 @@ func open(o options, n namespaces, variant string) (_ *pair, err error) {
 }
 
 // attach runs ADD, and for a bridge what has to follow it.
-func (p *pod) attach(n network, id, variant string) error {
-	stdout, err := n.call("ADD", id, p.netns, nil)
+func (p *pod) attach(n network, variant string) error {
+	stdout, err := n.call("ADD", p.id, p.netns, nil)
 	if err != nil {
 		return err
 	}
 	p.undo = append(p.undo, func() error {
-		_, failed := n.call("DEL", id, p.netns, stdout)
+		_, failed := n.call("DEL", p.id, p.netns, stdout)
 		return failed
 	})
 	if p.attachment, err = readResult(stdout, p.netns); err != nil {

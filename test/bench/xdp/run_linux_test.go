@@ -85,6 +85,10 @@ func TestPathsThatAreNotTheVariantsAreErrors(t *testing.T) {
 		{"forged frames that XDP did not drop", passages{tapDropped: 500}.forged(shortcut, 1000)},
 		{"forged frames that reach the node", passages{host: 500}.forged(routed, 1000)},
 		{"forged frames that the node did not drop", passages{host: 1000, hostShot: 500}.forged(guarded, 1000)},
+		{"a shortcut that took half", shortcutRow{Mode: "native", Taken: 500}.check(shortcut, 1000)},
+		{"a shortcut that never ran", shortcutRow{Mode: "native"}.check(shortcut, 0)},
+		{"a generic shortcut", shortcutRow{Mode: "generic", Taken: 1000}.check(shortcut, 1000)},
+		{"a default path that took the shortcut", shortcutRow{Mode: "off", Taken: 1}.check(routed, 1000)},
 	} {
 		if tt.err == nil {
 			t.Errorf("%s: want an error, got none", tt.name)
@@ -93,6 +97,7 @@ func TestPathsThatAreNotTheVariantsAreErrors(t *testing.T) {
 	for _, err := range []error{
 		passages{host: 20}.sent(shortcut, 1000), passages{host: 1001}.sent(routed, 1000), passages{tapDropped: 1000}.sent(dropped, 1000),
 		passages{tapDropped: 1000}.forged(shortcut, 1000), passages{host: 1000, hostShot: 1000}.forged(guarded, 1000),
+		shortcutRow{Mode: "native", Taken: 1200}.check(shortcut, 1000), shortcutRow{Mode: "off"}.check(routed, 1000),
 	} {
 		if err != nil {
 			t.Errorf("want no error, got %v", err)
