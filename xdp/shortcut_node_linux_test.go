@@ -311,7 +311,6 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-
 func setBlocking(fd int) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {

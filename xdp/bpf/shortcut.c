@@ -22,18 +22,6 @@ static __always_inline bool taken(enum path_reason r)
 	return r == PATH_TO_GUEST || r == PATH_TO_UPLINK;
 }
 
-/* Changes the frame and sends it. The device was there when decide() looked; where it has gone since, the frame is lost. */
-static __always_inline int xdp_send(const struct way *w, enum path_reason *r)
-{
-	if (!rewrite(w)) {
-		*r = PATH_DROP_ABORTED;
-		return XDP_DROP;
-	}
-	if (*r == PATH_TO_GUEST)
-		return bpf_redirect_map(&devices, w->target, XDP_DROP);
-	return bpf_redirect_map(&uplinks, w->target, XDP_DROP);
-}
-
 static __always_inline int xdp_run(struct xdp_md *ctx, enum path_hook hook, enum runs runs)
 {
 	__u32 ifindex = ctx->ingress_ifindex;
@@ -41,7 +29,7 @@ static __always_inline int xdp_run(struct xdp_md *ctx, enum path_hook hook, enum
 	struct shortcut_settings *s = get_settings();
 	struct way w = {};
 	enum path_reason r;
-	int verdict;
+	int verdict = XDP_PASS;
 
 	if (!a || !s)
 		return XDP_PASS;
@@ -49,10 +37,13 @@ static __always_inline int xdp_run(struct xdp_md *ctx, enum path_hook hook, enum
 	w.f.data_end = (void *)(long)ctx->data_end;
 	w.f.len = w.f.data_end - w.f.data;
 	r = decide(ctx, &w, a, ifindex, s, hook, runs);
-	if (taken(r))
-		verdict = xdp_send(&w, &r);
-	else
-		verdict = r >= PATH_DROP_SPOOF_MAC ? XDP_DROP : XDP_PASS;
+	if (taken(r)) {
+		verdict = XDP_REDIRECT; /* to where decide() noted */
+		if (!rewrite(&w))
+			r = PATH_DROP_ABORTED;
+	}
+	if (r >= PATH_DROP_SPOOF_MAC)
+		verdict = XDP_DROP;
 	count(&w, a, hook, r);
 	trace(&w, s, ifindex, hook, r);
 	return verdict;

@@ -27,8 +27,17 @@ static __always_inline __u32 packet_len(const struct frame *f)
 	return f->gso_size ? f->headers_len + f->gso_size : f->len - ETH_HLEN;
 }
 
+/*
+ * Is the device still there? In XDP that is asked by what only notes where to redirect to: it happens where the program
+ * returns XDP_REDIRECT, and else is forgotten. So each frame looks for its device once.
+ */
+#define have_device(map, key, hook)                                                                                    \
+	((hook) == HOOK_HOST_TC ? bpf_map_lookup_elem(map, key) != (void *)0 :                                         \
+				  bpf_redirect_map(map, *(key), XDP_PASS) == XDP_REDIRECT)
+
 /* Returns PATH_TO_GUEST where the frame may go to that guest, flows apart. */
-static __always_inline enum path_reason to_guest(struct way *w, const struct attachment *a, const struct pod *pod)
+static __always_inline enum path_reason to_guest(struct way *w, const struct attachment *a, const struct pod *pod,
+						 enum path_hook hook)
 {
 	if (pod->tap == a->tap)
 		return PATH_PASS_NO_TARGET; /* to itself */
@@ -40,7 +49,7 @@ static __always_inline enum path_reason to_guest(struct way *w, const struct att
 	w->src_mac = pod->gateway_mac;
 	if (packet_len(&w->f) > pod->mtu)
 		return PATH_PASS_MTU;
-	return bpf_map_lookup_elem(&devices, &pod->tap) ? PATH_TO_GUEST : PATH_PASS_NO_DEVICE;
+	return have_device(&devices, &pod->tap, hook) ? PATH_TO_GUEST : PATH_PASS_NO_DEVICE;
 }
 
 static __always_inline struct route *find_route(const struct ipv6_addr *addr, const struct shortcut_settings *s)
@@ -51,7 +60,8 @@ static __always_inline struct route *find_route(const struct ipv6_addr *addr, co
 }
 
 /* Returns PATH_TO_UPLINK where the frame may go to that next hop, flows apart. */
-static __always_inline enum path_reason to_uplink(struct way *w, const struct attachment *a, const struct route *route)
+static __always_inline enum path_reason to_uplink(struct way *w, const struct attachment *a, const struct route *route,
+						  enum path_hook hook)
 {
 	if (a->flags & ATTACHMENT_NO_SHORTCUT)
 		return PATH_PASS_FLAGGED;
@@ -62,7 +72,7 @@ static __always_inline enum path_reason to_uplink(struct way *w, const struct at
 	w->src_mac = route->src_mac;
 	if (packet_len(&w->f) > route->mtu)
 		return PATH_PASS_MTU;
-	return bpf_map_lookup_elem(&uplinks, &route->uplink) ? PATH_TO_UPLINK : PATH_PASS_NO_DEVICE;
+	return have_device(&uplinks, &route->uplink, hook) ? PATH_TO_UPLINK : PATH_PASS_NO_DEVICE;
 }
 
 /*
@@ -86,12 +96,12 @@ static __always_inline enum path_reason find_way(struct way *w, const struct att
 	if (pod) {
 		if (hook == HOOK_UPLINK_XDP && !from_behind(&w->f, ifindex, s))
 			return PATH_PASS_SOURCE;
-		return to_guest(w, a, pod);
+		return to_guest(w, a, pod, hook);
 	}
 	if (hook == HOOK_UPLINK_XDP)
 		return PATH_PASS_NO_TARGET;
 	route = find_route(&w->f.key.dest, s);
-	return route ? to_uplink(w, a, route) : PATH_PASS_NO_TARGET;
+	return route ? to_uplink(w, a, route, hook) : PATH_PASS_NO_TARGET;
 }
 
 /* Which runs of XDP a program takes frames in. */
