@@ -2,17 +2,23 @@ package measure_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/measure"
+	"github.com/tapir-cni/tapir/internal/links"
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/tap"
+	"github.com/tapir-cni/tapir/xdp"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // crowd makes attachments without ADD: each a netns with a TAP and a veth to this one, and a record.
@@ -24,6 +30,11 @@ func crowd(t testing.TB, count int) []state.Attachment {
 		t.Fatal(err)
 	}
 	defer host.Close()
+	progs, err := xdp.Ensure(xdp.DefaultDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer progs.Close()
 	for i := range all {
 		index := 1<<20 + 8*i
 		a := state.Attachment{
@@ -31,7 +42,11 @@ func crowd(t testing.TB, count int) []state.Attachment {
 			Netns: testnode.NewNetns(t), Placement: "pod", VMM: "generic", Queues: 1, TxQueue: 1000, MTU: 1500,
 			TAP:  state.Device{Name: "tap-eth0", Index: index},
 			Pod:  state.Device{Name: "eth0", Index: index + 1},
-			Host: state.Device{Name: fmt.Sprintf("tpr%d", i), Index: index + 2},
+			Host: state.Device{Name: fmt.Sprintf("tpr%d", i), Index: index + 2}, Programs: progs.Digest(),
+		}
+		err := progs.Reserve(map[uint32]xdp.Endpoint{uint32(index): {Role: xdp.RoleGuest, Redirect: xdp.RedirectEgress, Peer: uint32(index + 1), Counters: uint32(index), GuestMAC: xdp.GatewayMAC, GatewayMAC: xdp.GatewayMAC}})
+		if err != nil {
+			t.Fatal(err)
 		}
 		furnish(t, host, a)
 		all[i] = a
@@ -98,7 +113,7 @@ func BenchmarkSampleOfAThousand(b *testing.B) {
 		b.Fatalf("want %d attachments and no problems, got %d and %q", taps, len(s.Attachments), s.Problems)
 	}
 	for _, a := range s.Attachments {
-		if a.TAP == nil || a.Pod == nil || a.Host == nil || a.NAPI.FlushTimeout == nil {
+		if a.TAP == nil || a.Pod == nil || a.Host == nil || a.NAPI.FlushTimeout == nil || a.Frames == nil {
 			b.Fatalf("want all of %s read, got %+v", a.ContainerID, a)
 		}
 	}
@@ -107,4 +122,44 @@ func BenchmarkSampleOfAThousand(b *testing.B) {
 		n.sample()
 	}
 	b.ReportMetric(float64(first.Took.Microseconds())/1000, "first-ms")
+}
+
+// What the links alone cost by one dump of each namespace, a request after the other: the way not taken.
+func BenchmarkDumpsOfAThousand(b *testing.B) {
+	requireNode(b)
+	const taps = 1000
+	all := crowd(b, taps)
+	c, err := links.Open()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = c.Close() }() // of a socket that was read
+	ids := make([]int, taps)
+	for i, a := range all {
+		f, err := os.Open(a.Netns)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ids[i], err = c.NSID(int(f.Fd()))
+		if err = errors.Join(err, f.Close()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer socket.Close()
+	for b.Loop() {
+		for _, id := range ids {
+			req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+			req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+			req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+			req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(id))))
+			req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(1<<3))) // RTEXT_FILTER_SKIP_STATS
+			if got, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK); err != nil || len(got) < 3 {
+				b.Fatalf("want three links, got %d, %v", len(got), err)
+			}
+		}
+	}
 }

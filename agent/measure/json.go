@@ -15,6 +15,13 @@ func (a *Attachment) MarshalJSON() ([]byte, error) {
 	for r, c := range a.Frames {
 		frames[r.String()] = c
 	}
+	var shortcut map[string]xdp.Counter
+	for r, c := range a.Shortcut {
+		if shortcut == nil {
+			shortcut = map[string]xdp.Counter{}
+		}
+		shortcut[r.String()] = c
+	}
 	why := ""
 	if a.Why != nil {
 		why = a.Why.Error()
@@ -27,8 +34,9 @@ func (a *Attachment) MarshalJSON() ([]byte, error) {
 		Why        string       `json:"why,omitempty"`
 		*read
 		Frames    map[string]xdp.Counter `json:"frames"`
+		Shortcut  map[string]xdp.Counter `json:"shortcut,omitempty"`
 		RingDrops uint64                 `json:"ringDrops"`
-	}{a.ID, a.Record.Status, a.Record.Netns, a.Netns, why, (*read)(a), frames, a.RingDrops()})
+	}{a.ID, a.Record.Status, a.Record.Netns, a.Netns, why, (*read)(a), frames, shortcut, a.RingDrops()})
 }
 
 // MarshalJSON adds why queues cannot be told apart.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -80,6 +81,38 @@ func TestASampleCountsFrames(t *testing.T) {
 	}
 }
 
+// What the shortcut's programs see is told beside what the default path does: every frame of the guest is counted by XDP first.
+func TestASampleCountsTheShortcut(t *testing.T) {
+	requireNode(t)
+	quiet(t)
+	p := add(t, `"xdp": {"mode": "auto"},`)
+	n := start(t, measure.Config{})
+	q := p.open(1)
+	header, err := unix.IoctlGetInt(q.FDs()[0], unix.TUNGETVNETHDRSZ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const guest = 30
+	frame := p.frame(header, 100)
+	for range guest {
+		if _, err := unix.Write(q.FDs()[0], frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.eventually(p, func(a *measure.Attachment) error {
+		seen := uint64(0)
+		for r, c := range a.Shortcut {
+			if strings.HasPrefix(r.String(), "xdp_") && !r.Beside() {
+				seen += c.Frames
+			}
+		}
+		if seen != guest || a.Frames[xdp.ReasonToHost].Frames != guest {
+			return fmt.Errorf("want %d frames seen by XDP and passed on, got %d of %v and %v", guest, seen, a.Shortcut, a.Frames)
+		}
+		return nil
+	})
+}
+
 func TestASampleReadsSettingsAsTheyAre(t *testing.T) {
 	requireNode(t)
 	p := add(t, `"queues": 2,`)
@@ -139,7 +172,7 @@ func TestSamplesAreShared(t *testing.T) {
 		t.Errorf("want %v, got %v", measure.ErrNotRunning, err)
 	}
 	fresh := start(t, measure.Config{MaxAge: time.Nanosecond})
-	if fresh.sample() == fresh.sample() {
+	if first, second := fresh.sample(), fresh.sample(); first == second {
 		t.Error("want two samples where none may be old, got one")
 	}
 }

@@ -37,8 +37,9 @@ type Attachment struct {
 
 	// Frames are the redirect programs' counters by reason, since ADD; nil: there are none. A GSO frame counts as one.
 	Frames map[xdp.Reason]xdp.Counter `json:"frames,omitempty"`
-	// Shortcut are the counters of the shortcut's programs by reason; nil without xdp.
-	Shortcut map[string]xdp.Counter `json:"shortcut,omitempty"`
+	// Shortcut are the counters of the shortcut's programs by reason, since ADD; nil where the attachment takes no part. What they sent on by
+	// themselves is not among Frames.
+	Shortcut map[xdp.ShortcutReason]xdp.Counter `json:"shortcut,omitempty"`
 
 	// Queues are the open files of the TAP, the disabled ones too, by state and index; nil where [Sample.QueuesErr] says why. Queues that no process
 	// holds (in flight in a socket, or io_uring's alone) are counted in TAP.Queues and are not among them.
@@ -70,24 +71,27 @@ func (a *Attachment) GRO(before *Attachment) (merged, size float64) {
 	if a.TAP == nil || a.Frames == nil {
 		return 1, 0
 	}
-	written, frames, bytes := a.TAP.Stats.RxFrames, uint64(0), uint64(0)
-	for r, c := range a.Frames {
-		if fromGuest(r) {
-			frames, bytes = frames+c.Frames, bytes+c.Bytes
-		}
-	}
+	written, frames, bytes := a.guestFrames()
 	if before != nil && before.TAP != nil && before.TAP.Index == a.TAP.Index {
-		written -= before.TAP.Stats.RxFrames
-		for r, c := range before.Frames {
-			if fromGuest(r) {
-				frames, bytes = frames-c.Frames, bytes-c.Bytes
-			}
-		}
+		w, f, b := before.guestFrames()
+		written, frames, bytes = written-w, frames-f, bytes-b
 	}
 	if frames == 0 {
 		return 1, 0
 	}
 	return max(float64(written)/float64(frames), 1), float64(bytes) / float64(frames)
+}
+
+// guestFrames are the frames that the guest wrote and that came to GRO, and what came out of it. XDP takes frames before that, which the TAP
+// counts all the same (tun_xdp_act in drivers/net/tun.c).
+func (a *Attachment) guestFrames() (written, frames, bytes uint64) {
+	written = a.TAP.Stats.RxFrames - a.Shortcut[xdp.ShortcutXDPToGuest].Frames - a.Shortcut[xdp.ShortcutXDPToUplink].Frames
+	for r, c := range a.Frames {
+		if fromGuest(r) {
+			frames, bytes = frames+c.Frames, bytes+c.Bytes
+		}
+	}
+	return written, frames, bytes
 }
 
 // fromGuest tells whether a reason is one of frames that the guest sent. (no_peer can be of either way, and is never met on an attachment

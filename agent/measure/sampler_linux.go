@@ -30,9 +30,6 @@ type Config struct {
 	MaxAge    time.Duration // [DefaultMaxAge] where 0
 	LockWait  time.Duration // of a reading of a state folder; [state.DefaultLockWait] where 0
 	Logger    *slog.Logger
-
-	// Shortcut gives the counters of the shortcut's programs by the TAP's ifindex and reason; nil: there is no shortcut.
-	Shortcut func() (map[int]map[string]xdp.Counter, error)
 }
 
 // Sampler takes samples. Its methods may be called by several goroutines at once.

@@ -38,7 +38,7 @@ func (s *Sampler) take() *Sample {
 		out.Attachments = append(out.Attachments, &Attachment{Attachment: a})
 	}
 	for what, read := range map[string]func(*Sample) error{
-		"links": s.readLinks, "queues": s.readQueues, "settings": s.readSettings, "frames": s.readFrames, "addresses": s.readIPAM, "calls": s.readCalls,
+		"links": s.readLinks, "queues": s.readQueues, "settings": s.readSettings, "frames": s.readFrames, "shortcut": s.readShortcut, "addresses": s.readIPAM, "calls": s.readCalls,
 	} {
 		if err := read(out); err != nil {
 			out.Problems = append(out.Problems, what+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -128,38 +128,65 @@ func (s *Sampler) readSettings(out *Sample) error {
 	return few(errs)
 }
 
-// readFrames reads the counters of the redirect programs, and of the shortcut's.
+// readFrames reads the counters of the redirect programs.
 func (s *Sampler) readFrames(out *Sample) error {
 	var errs []error
-	failed := map[string]bool{}
+	open := map[string]*xdp.Programs{} // nil: they could not be opened
 	for _, a := range out.Attachments {
 		digest := a.Record.Programs
-		if digest == "" || failed[digest] {
+		if digest == "" {
 			continue
 		}
-		p, err := s.version(digest)
-		if err != nil {
-			failed[digest] = true
-			if !errors.Is(err, fs.ErrNotExist) || a.TAP != nil {
+		p, tried := open[digest]
+		if !tried {
+			var err error
+			if p, err = s.version(digest); err != nil {
 				errs = append(errs, err)
 			}
+			open[digest] = p
+		}
+		if p == nil {
 			continue
 		}
+		var err error
 		if a.Frames, err = p.Counters(countersOf(a.Record)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
-	if s.c.Shortcut == nil {
-		return few(errs)
-	}
-	byIndex, err := s.c.Shortcut()
-	if err != nil {
-		errs = append(errs, err)
-	}
-	for _, a := range out.Attachments {
-		a.Shortcut = byIndex[a.Record.TAP.Index]
-	}
 	return few(errs)
+}
+
+// readShortcut reads the counters of the shortcut's programs. Their maps are opened for each sample: a clean-up may have replaced the pins.
+func (s *Sampler) readShortcut(out *Sample) error {
+	open := map[string]*xdp.Shortcut{} // by layout; nil: it could not be opened
+	var errs []error
+	for _, a := range out.Attachments {
+		layout := a.Record.XDP.Layout
+		if layout == "" {
+			continue
+		}
+		maps, tried := open[layout]
+		if !tried {
+			var err error
+			if maps, err = xdp.OpenLayout(s.c.BPFFS, layout); err != nil {
+				errs = append(errs, err)
+			}
+			open[layout] = maps
+		}
+		if maps == nil {
+			continue
+		}
+		var err error
+		if a.Shortcut, err = maps.ShortcutCounters(countersOf(a.Record)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	for _, maps := range open {
+		if maps != nil {
+			errs = append(errs, maps.Close())
+		}
+	}
+	return few(slices.DeleteFunc(errs, func(err error) bool { return err == nil }))
 }
 
 // countersOf is the key of an attachment's counters (plugin's reserve: the TAP's, or of a plain pod the host end's).

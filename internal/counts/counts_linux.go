@@ -188,7 +188,7 @@ func create(path string, replace bool) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }() // it may have been renamed
 	data := make([]byte, fileSize)
 	binary.NativeEndian.PutUint64(data, magic)
 	_, err = f.Write(data)
