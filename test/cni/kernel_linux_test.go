@@ -112,7 +112,7 @@ func entryLines(t testing.TB) (lines []string) {
 			lines = append(lines, fmt.Sprintf("%s of ifindex %d", name, index))
 		}
 	}
-	return lines
+	return append(lines, shortcutLines(t)...)
 }
 
 // pinnedMap opens a pinned map; nil where nothing is pinned.
