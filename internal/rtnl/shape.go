@@ -18,10 +18,13 @@ type Shape struct {
 // shapeLatency is how long a byte waits in the queue at most, in microseconds: that of containernetworking's bandwidth plugin.
 const shapeLatency = 25_000
 
+// ticksPerUsec are the packet scheduler's ticks in a microsecond: one is 64 ns (PSCHED_SHIFT, include/net/pkt_sched.h).
+const ticksPerUsec = 1000.0 / 64
+
 // tbf is the qdisc as that plugin computes it, but that its numbers do not overflow: the kernel counts the burst as the time that
-// it takes at the rate, in ticks of 64 ns and 32 bits.
+// it takes at the rate, in ticks and 32 bits.
 func (s Shape) tbf(index int) *netlink.Tbf {
-	ticks := math.Floor(float64(s.Burst)*netlink.TIME_UNITS_PER_SEC/float64(s.Rate)) * netlink.TickInUsec()
+	ticks := math.Floor(float64(s.Burst)*netlink.TIME_UNITS_PER_SEC/float64(s.Rate)) * ticksPerUsec
 	limit := float64(s.Rate)*shapeLatency/netlink.TIME_UNITS_PER_SEC + float64(s.Burst)
 	return &netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
