@@ -40,7 +40,7 @@ func TestDelWhileAddRuns(t *testing.T) {
 // A killed ADD can end anywhere. DEL and the clean-up must find all that it had made so far, and nothing of others.
 func TestKilledAddIsCleanedUp(t *testing.T) {
 	n := newNode(t)
-	c := conf(object{"ipMasq": true, "queues": 2, "ipam": ranges("10.9.0.0/16", "fd00:9::/64")})
+	c := conf(object{"ipMasq": true, "queues": 2, "xdp": object{"mode": "auto"}, "ipam": ranges("10.9.0.0/16", "fd00:9::/64")})
 	bystander := n.pod("bystander", c)
 	r := bystander.add()
 	timed := n.pod("timed", c)
