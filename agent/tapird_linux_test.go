@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -166,7 +167,6 @@ func startDaemon(t testing.TB, args ...string) *daemon {
 	d := &daemon{t: t, log: &lockedBuffer{}}
 	d.cmd = exec.Command(bin("tapird"), args...)
 	d.cmd.Stderr = d.log
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -246,6 +246,48 @@ func TestTapirdThatWasKilledBeginsAgain(t *testing.T) {
 	d.end(unix.SIGTERM)
 	if !strings.Contains(d.log.String(), "msg=ended") {
 		t.Errorf("want an orderly end, got %s", d.log.String())
+	}
+}
+
+// It is stopped and killed again and again while attachments come, are opened and go. Nobody notices, nothing is wrong in its eyes, and in the end
+// it knows what is there.
+func TestTapirdRestartsUnderLoad(t *testing.T) {
+	requireNode(t)
+	const workers, rounds = 2, 10
+	stays := add(t)
+	var left atomic.Int32
+	left.Store(workers)
+	var load sync.WaitGroup
+	for w := range workers {
+		load.Go(func() {
+			defer left.Add(-1)
+			for i := range rounds {
+				p := pod{id: fmt.Sprintf("load%d-%d", w, i), netns: testnode.NewNetns(t)}
+				p.cni(t, "ADD")
+				q, err := tap.OpenQueues(tap.QueueOptions{Netns: p.netns, Name: "tap-eth0", Count: 1, NAPI: true})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := q.Close(); err != nil {
+					t.Error(err)
+				}
+				p.cni(t, "DEL")
+			}
+		})
+	}
+	for i := 0; left.Load() > 0 || i < 4; i++ {
+		d := startDaemon(t)
+		time.Sleep(20 * time.Millisecond)
+		d.end([]syscall.Signal{unix.SIGTERM, unix.SIGKILL}[i%2])
+		if text := d.log.String(); strings.Contains(text, "level=ERROR") {
+			t.Errorf("start %d: %s", i, text)
+		}
+	}
+	load.Wait()
+	s, text, err := look(t)
+	if err != nil || len(s.Attachments) != 1 || s.Attachments[0].ContainerID != stays.id || s.Attachments[0].TAP == nil {
+		t.Errorf("want the one that stays, got %v: %s", err, text)
 	}
 }
 
