@@ -53,8 +53,9 @@ func featureBits(ifindex int) (uint64, error) {
 		return 0, err
 	}
 	req := nl.NewNetlinkRequest(int(family.ID), 0)
-	req.AddData(&nl.Genlmsg{Command: netdevCmdDevGet, Version: 1})
-	req.AddData(nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(ifindex))))
+	// Not by nl.Genlmsg, which sends what lies behind its two bytes as the reserved ones.
+	header := []byte{netdevCmdDevGet, 1, 0, 0}
+	req.AddRawData(append(header, nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(ifindex))).Serialize()...))
 	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
 		return 0, err

@@ -330,3 +330,12 @@ func deleteLink(t testing.TB, name string) {
 		t.Fatal(err)
 	}
 }
+
+func writeSysctl(t testing.TB, name, value string) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openNetns(path string) (*os.File, error) { return os.Open(path) }

@@ -19,8 +19,21 @@ func newModelled(t testing.TB, native bool) *Shortcut {
 	standIn(t, s, shortcutMapDevices, loopback)
 	standIn(t, s, shortcutMapUplinks, uplinkDev)
 	standIn(t, s, shortcutMapUplinks, loopback)
+	putUplinkEntry(t, s, uplinkDev, uplinkDev)
 	setRoutes(t, s, uplinkDev)
 	return s
+}
+
+func putUplinkEntry(t testing.TB, s *Shortcut, ifindex, counters uint32) {
+	t.Helper()
+	v := shortcutAttachment{Flags: flagUplink, Counters: counters, Mtu: 1500, GatewayMac: [6]uint8(uplinkMAC)}
+	m, err := s.ownMap(shortcutMapAttachments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Put(ifindex, v); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func setRoutes(t testing.TB, s *Shortcut, uplink uint32) {
@@ -36,14 +49,7 @@ func setRoutes(t testing.TB, s *Shortcut, uplink uint32) {
 // asUplink makes lo, which lends the frames of test runs, an uplink in place of the guest's TAP.
 func asUplink(t testing.TB, s *Shortcut) {
 	t.Helper()
-	v := shortcutAttachment{Flags: flagUplink, Counters: loopback, Mtu: 1500, GatewayMac: [6]uint8(uplinkMAC)}
-	m, err := s.ownMap(shortcutMapAttachments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Put(uint32(loopback), v); err != nil {
-		t.Fatal(err)
-	}
+	putUplinkEntry(t, s, loopback, loopback)
 	setRoutes(t, s, loopback)
 }
 

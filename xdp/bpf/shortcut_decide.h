@@ -27,14 +27,6 @@ static __always_inline __u32 packet_len(const struct frame *f)
 	return f->gso_size ? f->headers_len + f->gso_size : f->len - ETH_HLEN;
 }
 
-/*
- * Is the device still there? In XDP that is asked by what only notes where to redirect to: it happens where the program
- * returns XDP_REDIRECT, and else is forgotten. So each frame looks for its device once.
- */
-#define have_device(map, key, hook)                                                                                    \
-	((hook) == HOOK_HOST_TC ? bpf_map_lookup_elem(map, key) != (void *)0 :                                         \
-				  bpf_redirect_map(map, *(key), XDP_PASS) == XDP_REDIRECT)
-
 /* Returns PATH_TO_GUEST where the frame may go to that guest, flows apart. */
 static __always_inline enum path_reason to_guest(struct way *w, const struct attachment *a, const struct pod *pod,
 						 enum path_hook hook)
@@ -49,7 +41,13 @@ static __always_inline enum path_reason to_guest(struct way *w, const struct att
 	w->src_mac = pod->gateway_mac;
 	if (packet_len(&w->f) > pod->mtu)
 		return PATH_PASS_MTU;
-	return have_device(&devices, &pod->tap, hook) ? PATH_TO_GUEST : PATH_PASS_NO_DEVICE;
+	/*
+	 * In XDP the device is looked up by what notes where to redirect to: that happens where the program returns
+	 * XDP_REDIRECT, and is else forgotten.
+	 */
+	if (hook == HOOK_HOST_TC)
+		return bpf_map_lookup_elem(&devices, &pod->tap) ? PATH_TO_GUEST : PATH_PASS_NO_DEVICE;
+	return bpf_redirect_map(&devices, pod->tap, XDP_PASS) == XDP_REDIRECT ? PATH_TO_GUEST : PATH_PASS_NO_DEVICE;
 }
 
 static __always_inline struct route *find_route(const struct ipv6_addr *addr, const struct shortcut_settings *s)
@@ -72,7 +70,11 @@ static __always_inline enum path_reason to_uplink(struct way *w, const struct at
 	w->src_mac = route->src_mac;
 	if (packet_len(&w->f) > route->mtu)
 		return PATH_PASS_MTU;
-	return have_device(&uplinks, &route->uplink, hook) ? PATH_TO_UPLINK : PATH_PASS_NO_DEVICE;
+	/* Map uplinks has those that take frames from XDP; tc can send to all. */
+	if (hook == HOOK_HOST_TC)
+		return bpf_map_lookup_elem(&attachments, &route->uplink) ? PATH_TO_UPLINK : PATH_PASS_NO_DEVICE;
+	return bpf_redirect_map(&uplinks, route->uplink, XDP_PASS) == XDP_REDIRECT ? PATH_TO_UPLINK :
+										     PATH_PASS_NO_DEVICE;
 }
 
 /*
