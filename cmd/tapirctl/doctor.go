@@ -46,6 +46,10 @@ Exits 3 when something does not work.`,
 				more = []finding{{"queues", limited, err.Error(), ""}}
 			}
 			list = append(list, more...)
+			if more, err = shortcutFindings(cmd.Context(), o, only); err != nil {
+				more = append(more, finding{"shortcut", limited, err.Error(), ""})
+			}
+			list = append(list, more...)
 			if err := printFindings(cmd, o, list); err != nil {
 				return err
 			}
@@ -63,7 +67,7 @@ Exits 3 when something does not work.`,
 func nodeFindings(ctx context.Context, o *options) []finding {
 	var list []finding
 	for _, check := range []func(context.Context, *options) finding{
-		checkKernel, checkPrivileges, checkTun, checkPrograms, checkHook, checkNftables, checkIPv4, checkIPv6, checkMTU, checkState, checkVhost, checkKVM,
+		checkKernel, checkPrivileges, checkTun, checkPrograms, checkHook, checkNftables, checkIPv4, checkIPv6, checkMTU, checkState, checkShortcut, checkVhost, checkKVM,
 	} {
 		list = append(list, check(ctx, o))
 	}

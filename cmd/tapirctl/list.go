@@ -132,6 +132,7 @@ func withCounters(o *options, a recorded) listed {
 			l.Dropped += c.Frames
 		}
 	}
+	l.addRefused(o, a.Attachment)
 	return l
 }
 
@@ -145,7 +146,7 @@ func counterKey(a state.Attachment) uint32 {
 
 func printList(cmd *cobra.Command, list []listed) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NETWORK\tCONTAINER\tIFNAME\tSTATUS\tTAP\tQUEUES\tMTU\tGUEST MAC\tADDRESSES\tPLACEMENT\tHOST END\tDROPPED\tAGE")
+	fmt.Fprintln(w, "NETWORK\tCONTAINER\tIFNAME\tSTATUS\tTAP\tQUEUES\tMTU\tGUEST MAC\tADDRESSES\tPLACEMENT\tXDP\tHOST END\tDROPPED\tAGE")
 	for _, a := range list {
 		var ips []string
 		for _, ip := range a.Addresses {
@@ -158,8 +159,8 @@ func printList(cmd *cobra.Command, list []listed) error {
 		case a.Queues == 0: // rebuilt from a multi-queue TAP
 			queues = unknown
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\n", a.Network, short(a.ContainerID), a.IfName, a.Status,
-			tapName, queues, a.MTU, a.GuestMAC, strings.Join(ips, ","), placement, dash(a.Host.Name), a.Dropped, age(a.Created))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", a.Network, short(a.ContainerID), a.IfName, a.Status,
+			tapName, queues, a.MTU, a.GuestMAC, strings.Join(ips, ","), placement, dash(a.XDP.Mode), dash(a.Host.Name), a.Dropped, age(a.Created))
 	}
 	return errors.Join(w.Flush())
 }
