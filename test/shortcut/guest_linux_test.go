@@ -1,6 +1,7 @@
 package shortcut_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -111,14 +112,15 @@ func serve(t testing.TB, netns string) {
 
 // connection says how a guest connects.
 type connection struct {
-	mss  int // of what this end sends and asks for; 0: the stack's own
-	port int // own; 0: any
+	mss     int           // of what this end sends and asks for; 0: the stack's own
+	port    int           // own; 0: any
+	timeout time.Duration // 0: patience
 }
 
 // dial connects from the guest to an address.
 func (m *machine) dial(to netip.AddrPort, c connection) (conn net.Conn, err error) {
 	m.n.t.Helper()
-	d := net.Dialer{Timeout: patience, Control: func(_, _ string, raw syscall.RawConn) error {
+	d := net.Dialer{Timeout: cmp.Or(c.timeout, patience), Control: func(_, _ string, raw syscall.RawConn) error {
 		var set error
 		err := raw.Control(func(fd uintptr) {
 			set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)

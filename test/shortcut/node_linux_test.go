@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,6 +31,9 @@ const (
 	pinDir   = "/sys/fs/bpf/tapir"
 )
 
+// The node's own addresses, in whose name it speaks to pods.
+var nodeAddrs = [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+
 // A node is a host of its own: a netns in which the plugin runs.
 type node struct {
 	t     testing.TB
@@ -48,6 +53,9 @@ func newNode(t testing.TB) *node {
 		lo, err := netlink.LinkByName("lo")
 		check(t, err)
 		check(t, netlink.LinkSetUp(lo))
+		for _, a := range nodeAddrs {
+			check(t, netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}))
+		}
 		check(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0))
 		// Each probe that a test sends is to be answered.
 		check(t, os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
