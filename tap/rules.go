@@ -19,20 +19,35 @@ type Traffic struct {
 	FramesPerSecond float64 // of all queues
 }
 
-// A Rule is the setting for a kind of traffic.
+// A Rule is the setting for a kind of traffic. What it says of the traffic is data, so that it can be shown, and replaced.
 type Rule struct {
-	Name    string
-	Why     string // for people: what the setting brings there
-	Setting Setting
+	Name string `json:"name"`
+	Why  string `json:"why,omitempty"` // for people: what the setting brings there
 
-	applies func(Traffic) bool
+	// It applies to traffic of fewer frames a second and of a mean frame below so many MTUs; 0: whatever that is. A frame may be longer than
+	// the MTU by its Ethernet header and one VLAN tag and counts as one of the MTU's size then.
+	FramesBelow float64 `json:"framesBelow,omitempty"`
+	SizeBelow   float64 `json:"sizeBelow,omitempty"` // below half an MTU: 0.5; 1: up to the MTU
+
+	Setting Setting `json:"setting"`
 }
-
-// quietRate is the number of frames a second below which a TAP costs nothing that a setting could save.
-const quietRate = 1000
 
 // frameOverhead is what a frame may be longer than the MTU by: the Ethernet header and one VLAN tag.
 const frameOverhead = 18
+
+// Applies tells whether the rule is one for the traffic.
+func (r Rule) Applies(t Traffic) bool {
+	if r.FramesBelow > 0 && t.FramesPerSecond >= r.FramesBelow {
+		return false
+	}
+	switch {
+	case r.SizeBelow == 0:
+		return true
+	case r.SizeBelow == 1:
+		return t.BytesPerFrame <= float64(t.MTU+frameOverhead)
+	}
+	return t.BytesPerFrame < r.SizeBelow*float64(t.MTU)
+}
 
 // rules are tried in this order; the last takes all that is left. Each is held against a TAP without NAPI by `make bench-napi`, which
 // docs/napi.md explains.
@@ -42,26 +57,22 @@ const frameOverhead = 18
 // and on a busy one; where they are not, they cost most on a busy one.
 var rules = []Rule{
 	{
-		Name:    "quiet",
+		Name: "quiet", FramesBelow: 1000,
 		Why:     "few frames: the write that brings one delivers it, and NAPI is there when more come",
 		Setting: Setting{NAPI: true},
-		applies: func(t Traffic) bool { return t.FramesPerSecond < quietRate },
 	},
 	{
-		Name:    "small",
-		Why:     "mostly acknowledgements and small messages, which GRO cannot merge: NAPI would only add a hand-over",
-		applies: func(t Traffic) bool { return t.BytesPerFrame < float64(t.MTU)/2 },
+		Name: "small", SizeBelow: 0.5,
+		Why: "mostly acknowledgements and small messages, which GRO cannot merge: NAPI would only add a hand-over",
 	},
 	{
-		Name:    "full",
+		Name: "full", SizeBelow: 1,
 		Why:     "frames of the MTU's size: GRO merges what a thread that does not interrupt the writer finds waiting",
 		Setting: Setting{NAPI: true, Threaded: true, Batch: true, GROFlushTimeout: 50 * time.Microsecond, DeferHardIRQs: 1},
-		applies: func(t Traffic) bool { return t.BytesPerFrame <= float64(t.MTU+frameOverhead) },
 	},
 	{
-		Name:    "gso",
-		Why:     "frames that the guest left whole: there is nothing to merge",
-		applies: func(Traffic) bool { return true },
+		Name: "gso",
+		Why:  "frames that the guest left whole: there is nothing to merge",
 	},
 }
 
@@ -69,9 +80,12 @@ var rules = []Rule{
 func Rules() []Rule { return append([]Rule(nil), rules...) }
 
 // Choose gives the rule for the traffic.
-func Choose(t Traffic) Rule {
+func Choose(t Traffic) Rule { return ChooseFrom(rules, t) }
+
+// ChooseFrom gives the first of the rules that applies; the last where none does. There must be one.
+func ChooseFrom(rules []Rule, t Traffic) Rule {
 	for _, r := range rules {
-		if r.applies(t) {
+		if r.Applies(t) {
 			return r
 		}
 	}

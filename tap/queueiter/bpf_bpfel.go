@@ -44,6 +44,8 @@ type bpfQueue struct {
 	Numdisabled uint32
 	VnetHdrSz   int32
 	Ring        int32
+	PollThread  uint32
+	Pad         uint32
 	Attach      bpfAttach
 	QueueIndex  uint16
 	Napi        uint8

@@ -91,10 +91,11 @@ type Queue struct {
 	Index     int      `json:"index"` // of the queue; a disabled one keeps its last
 	NAPI      bool     `json:"napi"`
 	NAPIFrags bool     `json:"napiFrags"`
-	Ring      int      `json:"ring"`     // frames that fit into its ring towards the guest
-	OpenedIn  uint32   `json:"openedIn"` // inode of the network namespace in which /dev/net/tun was opened
-	Device    Device   `json:"device"`   // zero while unattached
-	Holders   []Holder `json:"holders"`  // by pid, then descriptor; never empty
+	Thread    int      `json:"thread,omitempty"` // the kernel thread that polls it (napi/NAME-ID, whose name others may carry too), as the reader's pid namespace numbers it; 0: none, or not visible
+	Ring      int      `json:"ring"`             // frames that fit into its ring towards the guest
+	OpenedIn  uint32   `json:"openedIn"`         // inode of the network namespace in which /dev/net/tun was opened
+	Device    Device   `json:"device"`           // zero while unattached
+	Holders   []Holder `json:"holders"`          // by pid, then descriptor; never empty
 }
 
 // gather makes one Queue of all descriptors of a file and tells who opened it. Queues are in the order of netns, ifindex,
@@ -145,6 +146,7 @@ func queueOf(r bpfQueue) *Queue {
 		q.Attach = AttachUnknown
 	}
 	q.Index, q.NAPI, q.NAPIFrags, q.Ring = int(r.QueueIndex), r.Napi != 0, r.NapiFrags != 0, int(r.Ring)
+	q.Thread = int(r.PollThread)
 	q.Device = Device{
 		Name: text(r.Name), Index: int(r.Ifindex), Netns: r.DevNetns, Flags: uint16(r.Flags), VnetHdrSize: int(r.VnetHdrSz),
 		Queues: int(r.Numqueues), Disabled: int(r.Numdisabled),

@@ -69,6 +69,11 @@ struct ptr_ring {
 	int size;
 };
 
+/* include/linux/netdevice.h */
+struct napi_struct {
+	struct task_struct *thread;
+};
+
 /* drivers/net/tun.c */
 struct tun_struct {
 	unsigned int numqueues;
@@ -82,6 +87,7 @@ struct tun_file {
 	struct sock sk;
 	struct tun_struct *tun;
 	struct tun_struct *detached;
+	struct napi_struct napi;
 	unsigned short queue_index;
 	_Bool napi_enabled;
 	_Bool napi_frags_enabled;

@@ -37,6 +37,8 @@ struct queue {
 	__u32 numdisabled;
 	__s32 vnet_hdr_sz;
 	__s32 ring;      /* slots */
+	__u32 poll_thread; /* kernel thread that polls it, as the reader sees it; 0: none */
+	__u32 pad;
 	enum attach attach;
 	__u16 queue_index;
 	__u8 napi;
@@ -127,6 +129,12 @@ int queues(struct bpf_iter__task_file *ctx)
 		q.ring = BPF_CORE_READ(tf, tx_ring.size);
 		q.napi = BPF_CORE_READ(tf, napi_enabled);
 		q.napi_frags = BPF_CORE_READ(tf, napi_frags_enabled);
+		/* A queue without NAPI has a napi_struct that was never set up, or that of an earlier TUNSETIFF. Threads came with 5.12. */
+		if (q.napi && bpf_core_field_exists(tf->napi.thread)) {
+			struct task_struct *thread = BPF_CORE_READ(tf, napi.thread);
+
+			q.poll_thread = thread ? visible_pid(thread) : 0;
+		}
 	} else {
 		q.attach = ATTACH_NONE;
 	}
