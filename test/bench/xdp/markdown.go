@@ -27,7 +27,7 @@ func (r *Report) document(path string) error {
 	return os.WriteFile(path, []byte(before+docBegin+"\n"+r.markdown()+docEnd+after), 0o644)
 }
 
-// markdown gives tables and goals. The profiles stay in the JSON: what they say is for people to write.
+// markdown gives tables and goals, and where the time goes in those that are short.
 func (r *Report) markdown() string {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "%s.\n", r.circumstances())
@@ -48,5 +48,6 @@ func (r *Report) markdown() string {
 		}
 		fmt.Fprintf(&out, "| `%s` | %.2f | %s %g | %s |\n", g.Name, g.Value, g.Op, g.Bound, verdict)
 	}
+	r.explain(&out)
 	return out.String()
 }

@@ -114,6 +114,21 @@ after
 	}
 }
 
+func TestGoalsThatAreShortAreExplained(t *testing.T) {
+	r := sampleReport() // one is short, the round trip's
+	r.Profiles = []*Profile{
+		{Test: "rtt", Case: small, Variant: shortcut, Programs: []ProgramTime{{"guest_xdp", 9, 240}}, Functions: []FunctionShare{{"tun_get_user", 0.25}}},
+		{Test: "rtt", Case: small, Variant: routed, Programs: []ProgramTime{{"guest_ingress", 9, 210}}},
+		{Test: "frames", Case: small, Variant: shortcut, Programs: []ProgramTime{{"guest_xdp", 9, 250}}},
+	}
+	var out bytes.Buffer
+	r.explain(&out)
+	want := "\nWhere the time of `rtt_p99_vs_default` goes. tapir, xdp native: `guest_xdp` 240 ns a run, tun_get_user 25 %. tapir, xdp off: `guest_ingress` 210 ns a run.\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("explanation (-want +got):\n%s", diff)
+	}
+}
+
 func TestDocumentWithoutMarksIsLeftAlone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "doc.md")
 	for _, content := range []string{"no marks\n", docEnd + "\n" + docBegin + "\n"} {

@@ -114,33 +114,3 @@ func (t test) only(variants []string) test {
 	t.variants = slices.DeleteFunc(slices.Clone(t.variants), func(v string) bool { return !slices.Contains(variants, v) })
 	return t
 }
-
-// judge fills in the goals that the measured series allow.
-func (r *Report) judge() {
-	r.Goals = nil
-	ratio := func(test, kase, metric, ours, theirs, theirMetric string) (float64, bool) {
-		a, b := r.find(test, kase, ours, metric), r.find(test, kase, theirs, theirMetric)
-		if a == nil || b == nil || b.sample().Median() == 0 {
-			return 0, false
-		}
-		return a.sample().Median() / b.sample().Median(), true
-	}
-	for _, g := range []struct {
-		name, test, kase, metric, theirs, theirMetric string
-		judge                                         func(string, float64, float64) goal.Goal
-		bound                                         float64
-	}{
-		{"delivered_64_vs_bridge", "frames", small, delivered, bridged, delivered, goal.AtLeast, 4},
-		{"delivered_64_vs_limit", "frames", small, delivered, dropped, accepted, goal.AtLeast, 0.5},
-		{"tcp_no_offload_vs_bridge", "tcp", noOffload, throughput, bridged, throughput, goal.AtLeast, 1.3},
-		{"tcp_checksum_offload_vs_bridge", "tcp", checksumOff, throughput, bridged, throughput, goal.AtLeast, 1.3},
-		{"tcp_tso_vs_bridge", "tcp", tso, throughput, bridged, throughput, goal.AtLeast, 0.95},
-		{"spoof_vs_guest_ingress", "spoof", small, discarded, routed, discarded, goal.AtLeast, 1.4},
-		{"spoof_vs_host_tc", "spoof", small, discarded, guarded, discarded, goal.AtLeast, 1.4},
-		{"rtt_p99_vs_default", "rtt", small, p99, routed, p99, goal.AtMost, 1.2},
-	} {
-		if value, ok := ratio(g.test, g.kase, g.metric, shortcut, g.theirs, g.theirMetric); ok {
-			r.Goals = append(r.Goals, g.judge(g.name, value, g.bound))
-		}
-	}
-}
