@@ -162,7 +162,7 @@ func attachUplink(cmd *cobra.Command, o *options, name string, mode xdp.Mode) er
 		row.Notes = append(row.Notes, fmt.Sprintf("the driver takes an MTU of %d at most from now on, before it took %d", row.MaxMTU, limit))
 	}
 	if row.Driver == "veth" && row.Mode == string(xdp.ModeNative) {
-		row.Notes = append(row.Notes, "its peer sends no TSO frames any more, and GRO does not merge what goes on to the node's stack: bulk TCP to the node itself gets slower")
+		row.Notes = append(row.Notes, "its peer sends no TSO frames any more and takes an MTU of some 3,500 at most, and GRO does not merge what goes on to the node's stack: bulk TCP to the node itself gets slower")
 	}
 	return errors.Join(uplink.Touch(o.bpffs), printUplinks(cmd, o, []uplinkRow{row}))
 }
