@@ -230,14 +230,15 @@ func (u *Uplink) keepUplinks(conn *rtnl.Conn, c change) error {
 			continue
 		}
 		now := Device{index, link.Attrs().HardwareAddr, link.Attrs().MTU}
-		if now.equal(old) {
-			continue
-		}
+		// Also where both are the same: what the driver takes may have changed.
 		if err := u.table.SetUplink(now); err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		u.uplinks[index] = now
+		if now.equal(old) {
+			continue
+		}
 		u.c.Logger.Info("an uplink has changed", "name", link.Attrs().Name, "mac", now.MAC, "mtu", now.MTU)
 	}
 	return errors.Join(errs...)
