@@ -15,31 +15,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counters are taken twice a round, by the thread that receives.
-type counters struct {
-	receiver, vhost, softirq time.Duration
-	packets                  int64
-	frames, acks             int64
-}
+// spent is CPU time since a thread began. It is read by the thread that receives, which pays for that: three small files, last before
+// what is measured and first after it.
+type spent struct{ receiver, vhost, softirq time.Duration }
 
-func (s *setup) counters(p *testpmd) (c counters, err error) {
+func (s *setup) spent(p *testpmd) (c spent, err error) {
 	if c.receiver, err = runtimeOf(unix.Gettid()); err != nil {
 		return c, err
 	}
 	for _, tid := range p.vhost {
-		var spent time.Duration
-		if spent, err = runtimeOf(tid); err != nil {
+		var d time.Duration
+		if d, err = runtimeOf(tid); err != nil {
 			return c, err
 		}
-		c.vhost += spent
+		c.vhost += d
 	}
-	softirq, err := softirqThread(s.cpus.vhost)
-	if err != nil {
-		return c, err
-	}
-	if c.softirq, err = runtimeOf(softirq); err != nil {
-		return c, err
-	}
+	c.softirq, err = runtimeOf(s.softirq)
+	return c, err
+}
+
+// sub puts what was spent since before into r.
+func (c spent) sub(before spent, r *Round) {
+	r.Receiver = (c.receiver - before.receiver).Seconds()
+	r.Vhost = (c.vhost - before.vhost).Seconds()
+	r.Softirq = (c.softirq - before.softirq).Seconds()
+}
+
+// counters are what the devices and IP counted.
+type counters struct{ packets, frames, acks int64 }
+
+func (s *setup) counters() (c counters, err error) {
 	if c.packets, err = packetsIn(); err != nil {
 		return c, err
 	}
@@ -56,9 +61,6 @@ func (s *setup) counters(p *testpmd) (c counters, err error) {
 
 // sub puts what was counted since before into r.
 func (c counters) sub(before counters, r *Round) {
-	r.Receiver = (c.receiver - before.receiver).Seconds()
-	r.Vhost = (c.vhost - before.vhost).Seconds()
-	r.Softirq = (c.softirq - before.softirq).Seconds()
 	r.Packets, r.Frames, r.Acks = c.packets-before.packets, c.frames-before.frames, c.acks-before.acks
 }
 

@@ -39,6 +39,7 @@ type setup struct {
 	tap     string
 	gateway netip.Addr // where the receiver listens
 	cpus    cpus
+	softirq int // ksoftirqd of the vhost thread's CPU
 }
 
 // cpus says what runs where.
@@ -59,6 +60,9 @@ func spread(count int) cpus {
 func newSetup(c RoundsConfig, n *node.Node) (*setup, error) {
 	s := &setup{RoundsConfig: c, cpus: spread(runtime.NumCPU())}
 	var err error
+	if s.softirq, err = softirqThread(s.cpus.vhost); err != nil {
+		return nil, err
+	}
 	if s.sandbox, err = n.NewNetns(); err != nil {
 		return nil, err
 	}

@@ -15,8 +15,10 @@ const (
 	port = 5201
 	// readSize is the receiver's buffer, as large as iperf's.
 	readSize = 128 << 10
-	// silence is how long the receiver waits for a byte.
+	// silence is how long the receiver waits for a byte, in seconds.
 	silence = 30
+	// connectTime bounds the sender's attempts: testpmd opens the TAP long before it forwards.
+	connectTime = 60 * time.Second
 )
 
 // round runs one transfer through a fresh testpmd.
@@ -71,7 +73,7 @@ func (s *setup) listen() (int, error) {
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, s.Window), // accepted sockets inherit it
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: silence}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(connectTime/time.Second) + silence}),
 		unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: s.gateway.As4()}),
 		unix.Listen(fd, 1),
 	)
@@ -87,14 +89,11 @@ func (s *setup) send() error {
 	if err := pin(0, s.cpus.sender); err != nil {
 		return err
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := s.connect()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: port, Addr: s.gateway.As4()}); err != nil {
-		return fmt.Errorf("connect to %s: %w", netip.AddrPortFrom(s.gateway, port), err)
-	}
 	buf := make([]byte, 64<<10)
 	begin, total := time.Now(), int64(0)
 	for {
@@ -116,6 +115,28 @@ func (s *setup) send() error {
 	}
 }
 
+// connect tries until testpmd forwards: each time anew, since a SYN that was lost is sent again later and later.
+func (s *setup) connect() (int, error) {
+	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return -1, err
+		}
+		err = errors.Join(
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 2}), // of connect; it is EINPROGRESS then
+			unix.Connect(fd, &unix.SockaddrInet4{Port: port, Addr: s.gateway.As4()}),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: silence}),
+		)
+		if err == nil {
+			return fd, nil
+		}
+		unix.Close(fd)
+		if time.Since(begin) > connectTime {
+			return -1, fmt.Errorf("connect to %s: %w, for %s", netip.AddrPortFrom(s.gateway, port), err, connectTime)
+		}
+	}
+}
+
 // receive takes one connection and reads it on the calling thread, which does nothing else.
 func (s *setup) receive(listener int, p *testpmd, r *Round) error {
 	fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
@@ -130,7 +151,11 @@ func (s *setup) receive(listener int, p *testpmd, r *Round) error {
 	if _, err := readBytes(fd, buf, s.Warm); err != nil {
 		return err
 	}
-	before, err := s.counters(p)
+	before, err := s.counters()
+	if err != nil {
+		return err
+	}
+	spentBefore, err := s.spent(p)
 	if err != nil {
 		return err
 	}
@@ -139,10 +164,15 @@ func (s *setup) receive(listener int, p *testpmd, r *Round) error {
 		return err
 	}
 	r.Seconds = time.Since(begin).Seconds()
-	after, err := s.counters(p)
+	spentAfter, err := s.spent(p)
 	if err != nil {
 		return err
 	}
+	after, err := s.counters()
+	if err != nil {
+		return err
+	}
+	spentAfter.sub(spentBefore, r)
 	after.sub(before, r)
 	return nil
 }
