@@ -183,9 +183,9 @@ func (a *apply) ensureUplink() error {
 	}
 	at := link.Attrs()
 	if at.Xdp != nil && at.Xdp.Attached {
-		is, err := a.shortcut.TAPState(at.Index)
-		if err != nil {
-			return fmt.Errorf("xdp.uplink: %q: %w", name, err)
+		is, lookErr := a.shortcut.TAPState(at.Index)
+		if lookErr != nil {
+			return fmt.Errorf("xdp.uplink: %q: %w", name, lookErr)
 		}
 		if !is.Foreign {
 			return nil

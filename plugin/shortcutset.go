@@ -100,9 +100,8 @@ func (c Shortcuts) held(ctx context.Context, key state.Key, fn func(*state.Attac
 	defer func() { err = errors.Join(err, hold.Release()) }()
 	store := state.New(state.Config{Dir: c.StateDir})
 	var rec state.Attachment
-	err = store.View(ctx, func(tx *state.Tx) error {
+	err = store.View(ctx, func(tx *state.Tx) (err error) {
 		var ok bool
-		var err error
 		if rec, ok, err = tx.Attachment(key); err == nil && (!ok || rec.Status != state.Ready) {
 			err = errors.New("there is no finished ADD of it")
 		}

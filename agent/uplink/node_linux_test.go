@@ -119,7 +119,7 @@ func (n *node) run(table func() (Table, error), dir string) (stop func()) {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	var out io.Writer = io.Discard
+	out := io.Writer(io.Discard)
 	if testing.Verbose() {
 		out = os.Stderr
 	}
@@ -138,10 +138,11 @@ func (n *node) run(table func() (Table, error), dir string) (stop func()) {
 		}
 		ended = true
 		cancel()
-		if err := <-done; err != nil {
-			n.t.Errorf("Run: %v", err)
+		for err := range done {
+			if err != nil {
+				n.t.Errorf("Run: %v", err)
+			}
 		}
-		<-done
 	}
 	n.t.Cleanup(stop)
 	return stop

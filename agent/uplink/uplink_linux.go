@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"sync"
 
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"golang.org/x/sys/unix"
@@ -93,8 +94,9 @@ func (u *Uplink) Run(ctx context.Context) error {
 		return err
 	}
 	ended := make(chan error, 2)
-	go func() { ended <- receive(monitor, todo) }()
-	go func() { ended <- pins.run() }()
+	var readers sync.WaitGroup
+	readers.Go(func() { ended <- receive(monitor, todo) })
+	readers.Go(func() { ended <- pins.run() })
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -102,10 +104,7 @@ func (u *Uplink) Run(ctx context.Context) error {
 	err = u.loop(ctx, conn, todo, ended)
 	monitor.Close()
 	pins.close()
-	if err == nil { // else one of them has ended already
-		<-ended
-	}
-	<-ended
+	readers.Wait()
 	return errors.Join(err, u.retire())
 }
 

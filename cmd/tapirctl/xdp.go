@@ -238,8 +238,8 @@ func upgradeXDP(ctx context.Context, o *options) ([]string, error) {
 		if a.XDP.Mode == "" {
 			continue
 		}
-		did, err := plugin.Shortcuts{StateDir: a.dir, BPFFS: o.bpffs}.Upgrade(ctx, a.Key)
-		if errs = append(errs, err); did {
+		did, didErr := plugin.Shortcuts{StateDir: a.dir, BPFFS: o.bpffs}.Upgrade(ctx, a.Key)
+		if errs = append(errs, didErr); did {
 			changed = append(changed, a.Key.String())
 		}
 	}

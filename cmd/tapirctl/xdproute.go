@@ -88,9 +88,9 @@ func addXDPRoute(cmd *cobra.Command, o *options, args []string) error {
 	}
 	defer s.Close() //nolint:errcheck // what it did is done
 	err = uplink.WithRoutes(o.bpffs, func() error {
-		all, err := s.Routes()
-		if old, ok := all[prefix]; err != nil || ok && old.Addr == via && old.Uplink == uint32(index) {
-			return err // it is kept by now
+		all, readErr := s.Routes()
+		if old, ok := all[prefix]; readErr != nil || ok && old.Addr == via && old.Uplink == uint32(index) {
+			return readErr // it is kept by now
 		}
 		return s.SetRoute(prefix, xdp.NextHop{Addr: via, Uplink: uint32(index)})
 	})

@@ -123,7 +123,7 @@ func (r *xdpRow) readHook(s *xdp.Shortcut, a recorded) {
 		r.Mode, r.Why = "unknown", err.Error()
 		return
 	}
-	defer netns.Close() //nolint:errcheck // it was only entered
+	defer netns.Close()
 	var is xdp.DeviceState
 	err = netns.Do(func(ns.NetNS) (err error) { is, err = s.TAPState(a.TAP.Index); return err })
 	switch {

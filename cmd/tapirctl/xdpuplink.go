@@ -219,9 +219,9 @@ func uplinkStatus(cmd *cobra.Command, o *options, names []string) error {
 		defer s.Close() //nolint:errcheck // it was only read
 	}
 	if len(names) == 0 && s != nil {
-		devices, err := plugin.Uplinks(s)
-		if err != nil {
-			return err
+		devices, findErr := plugin.Uplinks(s)
+		if findErr != nil {
+			return findErr
 		}
 		for _, d := range devices {
 			names = append(names, d.Name)

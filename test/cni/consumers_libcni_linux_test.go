@@ -3,7 +3,6 @@ package cni_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -81,19 +80,6 @@ func (w *network) check(rt *libcni.RuntimeConf) {
 			w.n.t.Errorf("CHECK of %s by libcni: %v", rt.ContainerID, err)
 		}
 	})
-}
-
-// wantLibcniCode wants libcni to have got an error of that code, and gives its text.
-func wantLibcniCode(t testing.TB, err error, code uint) string {
-	t.Helper()
-	var e *types.Error
-	if !errors.As(err, &e) {
-		t.Fatalf("want a CNI error with code %d, got %v", code, err)
-	}
-	if e.Code != code {
-		t.Errorf("want CNI code %d, got %d: %v", code, e.Code, e)
-	}
-	return e.Msg + e.Details
 }
 
 // libcni gives CHECK and DEL what it has cached: the result of ADD, in the list's version.

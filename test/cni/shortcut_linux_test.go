@@ -351,8 +351,8 @@ func shortcutLines(t testing.TB) (lines []string) {
 	all, err := s.Participants()
 	mustDo(t, err)
 	for tap := range all {
-		has, err := s.HasDevice(tap)
-		mustDo(t, err)
+		has, lookErr := s.HasDevice(tap)
+		mustDo(t, lookErr)
 		lines = append(lines, fmt.Sprintf("shortcut of ifindex %d, device %t", tap, has))
 	}
 	targets, err := s.Published()
