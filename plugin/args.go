@@ -13,14 +13,17 @@ import (
 // Args are the CNI_ARGS that tapir understands. The TC_REDIRECT_TAP_ names are those that users of tc-redirect-tap
 // pass already.
 type Args struct {
-	IP       string // requested addresses, separated by commas
-	MAC      string
-	TAP      *bool // opt-in for "when": "annotated"
-	TapName  string
-	Queues   *int
-	Owner    *int
-	Group    *int
-	Ignore   bool // IgnoreUnknown
+	IP      string // requested addresses, separated by commas
+	MAC     string
+	TAP     *bool // opt-in for "when": "annotated"
+	TapName string
+	Queues  *int
+	Owner   *int
+	Group   *int
+	Ignore  bool // IgnoreUnknown
+
+	PodName, PodNamespace string // K8S_POD_NAME, K8S_POD_NAMESPACE: to show them, nothing else
+
 	unknowns []string
 }
 
@@ -79,6 +82,10 @@ func (a *Args) set(k, v string, fs *faults) {
 		a.Owner = parseNumber(k, v, fs)
 	case "TC_REDIRECT_TAP_UID":
 		a.Owner = cmp.Or(a.Owner, parseNumber(k, v, fs))
+	case "K8S_POD_NAME":
+		a.PodName = v
+	case "K8S_POD_NAMESPACE":
+		a.PodNamespace = v
 	case "TAP_GROUP":
 		a.Group = parseNumber(k, v, fs)
 	case "TC_REDIRECT_TAP_GID":

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
@@ -22,6 +23,7 @@ type plugin struct {
 	bpffs  string // the folder of the pinned programs
 	danDir string // where the DAN file of an attachment is that has no whole record
 	trace  *trace.Trace
+	conf   []byte // of this call
 }
 
 const about = `tapir is a CNI plugin for microVM sandboxes. A container runtime calls it with CNI_COMMAND set and the
@@ -34,10 +36,12 @@ func Main() {
 		info(os.Args[1])
 		return
 	}
+	began := time.Now()
 	p := &plugin{bpffs: xdp.DefaultDir, danDir: DefaultDANDir, trace: trace.Start()}
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
-		Add: wrap(p.add), Del: wrap(p.del), Check: wrap(p.check), GC: wrap(p.gc), Status: wrap(p.status),
+		Add: p.wrap(p.add), Del: p.wrap(p.del), Check: p.wrap(p.check), GC: p.wrap(p.gc), Status: p.wrap(p.status),
 	}, specVersions, "tapir "+tapirversion.String()+"\n"+about)
+	p.count(err, time.Since(began))
 	p.trace.Print()
 	if err != nil {
 		if printErr := err.Print(); printErr != nil {
@@ -61,8 +65,11 @@ func info(arg string) {
 }
 
 // wrap turns an error of ours into one with a CNI code.
-func wrap(verb func(*skel.CmdArgs) error) func(*skel.CmdArgs) error {
-	return func(args *skel.CmdArgs) error { return cniError(verb(args)) }
+func (p *plugin) wrap(verb func(*skel.CmdArgs) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) error {
+		p.conf = args.StdinData
+		return cniError(verb(args))
+	}
 }
 
 // oneLine puts a joined error into one line.

@@ -31,6 +31,8 @@ type Plan struct {
 	Netns    string // CNI_NETNS
 	StateDir string
 
+	PodName, PodNamespace string // as CNI_ARGS name the pod
+
 	// Plain is a pod without a TAP: the veth's pod end carries the addresses.
 	Plain bool
 	// OnHost is a TAP in the host's netns and no veth.
@@ -81,10 +83,10 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 	p := &Plan{
 		Key:      state.Key{Network: cfg.Name, ContainerID: args.ContainerID, IfName: args.IfName},
 		Netns:    args.Netns,
-		StateDir: cfg.StateDir,
-		Plain:    cfg.When == whenAnnotated && !cfg.optedIn(a) || cfg.scannedByKata(),
-		DANDir:   cfg.DANDir,
-		Queues:   cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, VMM: cfg.VMM,
+		StateDir: cfg.StateDir, PodName: a.PodName, PodNamespace: a.PodNamespace,
+		Plain:  cfg.When == whenAnnotated && !cfg.optedIn(a) || cfg.scannedByKata(),
+		DANDir: cfg.DANDir,
+		Queues: cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, VMM: cfg.VMM,
 		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
 		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq, NoMasq: cfg.NonMasqueradeCIDRs, stdin: args.StdinData,
 	}

@@ -17,7 +17,7 @@ import (
 func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 	p := a.plan
 	rec := &state.Attachment{
-		Key: p.Key, Status: state.Pending, Created: time.Now().UTC().Truncate(time.Millisecond), Netns: p.Netns,
+		Key: p.Key, Status: state.Pending, Created: time.Now().UTC().Truncate(time.Millisecond), Netns: p.Netns, PodName: p.PodName, PodNamespace: p.PodNamespace,
 		Placement: PlacementPod, DAN: p.DAN, VMM: p.VMM, DNS: p.DNS, SpoofCheck: p.SpoofCheck, Programs: a.progs.Digest(), Chained: p.Chained,
 	}
 	if !p.Plain {

@@ -91,6 +91,10 @@ type Attachment struct {
 	Created time.Time `json:"created"`
 	Netns   string    `json:"netns"` // CNI_NETNS; empty after a rebuild from the kernel
 
+	// The pod, as CNI_ARGS name it; empty without Kubernetes, and after a rebuild from the kernel.
+	PodName      string `json:"podName,omitempty"`
+	PodNamespace string `json:"podNamespace,omitempty"`
+
 	TAP  Device `json:"tap,omitzero"`  // zero for a plain pod
 	Pod  Device `json:"pod,omitzero"`  // the veth's end in the pod's netns; zero with placement host
 	Host Device `json:"host,omitzero"` // the veth's end in the host's netns; zero with placement host
