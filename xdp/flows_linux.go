@@ -39,33 +39,62 @@ type Flow struct {
 	Stale        bool          // the next frame asks again, whatever the age
 }
 
-// Flows gives the flows that have a verdict. Those that come or go meanwhile may be there or not.
+// Flows gives the flows that have a verdict, IPv4 first. Those that come or go meanwhile may be there or not.
 func (s *Shortcut) Flows() ([]Flow, error) {
-	m, err := s.ownMap(shortcutMapFlows)
-	if err != nil {
-		return nil, err
-	}
 	raw, err := s.rawSettings()
 	if err != nil {
 		return nil, err
 	}
-	now := monotonic()
+	var out []Flow
+	err = s.eachFlow(func(_ *ebpf.Map, key flowKey, v shortcutFlow) {
+		f := key.flow()
+		f.Verdict, f.Stale = Verdict(v.Verdict), v.Epoch != raw.Epoch
+		f.Age = max(0, monotonic()-time.Duration(v.Asked))
+		out = append(out, f)
+	})
+	return out, err
+}
+
+// flowKey is the key of map flows4 or flows6.
+type flowKey interface{ flow() Flow }
+
+func (k shortcutFlow4Key) flow() Flow {
+	return Flow{
+		Source: netip.AddrPortFrom(addr4(k.Source), htons(k.SourcePort)), Dest: netip.AddrPortFrom(addr4(k.Dest), htons(k.DestPort)),
+		Proto: uint8(k.Proto),
+	}
+}
+
+func (k shortcutFlowKey) flow() Flow {
+	return Flow{Source: addrPort(k.Source, k.SourcePort), Dest: addrPort(k.Dest, k.DestPort), Proto: uint8(k.Proto)}
+}
+
+// eachFlow walks both maps.
+func (s *Shortcut) eachFlow(each func(*ebpf.Map, flowKey, shortcutFlow)) error {
+	four, err := s.ownMap(shortcutMapFlows4)
+	if err != nil {
+		return err
+	}
+	six, err := s.ownMap(shortcutMapFlows6)
+	if err != nil {
+		return err
+	}
+	return errors.Join(walkFlows[shortcutFlow4Key](four, each), walkFlows[shortcutFlowKey](six, each))
+}
+
+func walkFlows[K flowKey](m *ebpf.Map, each func(*ebpf.Map, flowKey, shortcutFlow)) error {
 	var (
-		out []Flow
-		key shortcutFlowKey
+		key K
 		v   shortcutFlow
 	)
 	iter := m.Iterate()
 	for iter.Next(&key, &v) {
-		out = append(out, Flow{
-			Source: addrPort(key.Source, key.SourcePort), Dest: addrPort(key.Dest, key.DestPort), Proto: uint8(key.Proto),
-			Verdict: Verdict(v.Verdict), Age: max(0, now-time.Duration(v.Asked)), Stale: v.Epoch != raw.Epoch,
-		})
+		each(m, key, v)
 	}
 	if err := iter.Err(); err != nil {
-		return nil, fmt.Errorf("list flows: %w", err)
+		return fmt.Errorf("list flows: %w", err)
 	}
-	return out, nil
+	return nil
 }
 
 func addrPort(a shortcutIpv6Addr, port uint16) netip.AddrPort {
@@ -83,26 +112,13 @@ func monotonic() time.Duration {
 
 // FlushFlows forgets all verdicts: each flow asks conntrack at its next frame.
 func (s *Shortcut) FlushFlows() error {
-	m, err := s.ownMap(shortcutMapFlows)
-	if err != nil {
-		return err
-	}
-	var (
-		keys []shortcutFlowKey
-		key  shortcutFlowKey
-		v    shortcutFlow
-	)
-	iter := m.Iterate()
-	for iter.Next(&key, &v) {
-		keys = append(keys, key)
-	}
-	if err := iter.Err(); err != nil {
-		return fmt.Errorf("flush flows: %w", err)
-	}
-	for _, key := range keys {
+	var errs []error
+	gone := map[flowKey]*ebpf.Map{} // a walk starts again where its key is deleted
+	errs = append(errs, s.eachFlow(func(m *ebpf.Map, key flowKey, _ shortcutFlow) { gone[key] = m }))
+	for key, m := range gone {
 		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("flush flows: %w", err)
+			errs = append(errs, fmt.Errorf("flush flows: %w", err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }

@@ -46,6 +46,15 @@ type shortcutFlow struct {
 	Verdict shortcutVerdict
 }
 
+type shortcutFlow4Key struct {
+	_          structs.HostLayout
+	Source     uint32
+	Dest       uint32
+	SourcePort uint16
+	DestPort   uint16
+	Proto      uint32
+}
+
 type shortcutFlowKey struct {
 	_          structs.HostLayout
 	Source     shortcutIpv6Addr
@@ -199,7 +208,8 @@ const (
 	shortcutMapAttachments   = "attachments"
 	shortcutMapDevices       = "devices"
 	shortcutMapEvents        = "events"
-	shortcutMapFlows         = "flows"
+	shortcutMapFlows4        = "flows4"
+	shortcutMapFlows6        = "flows6"
 	shortcutMapPaths         = "paths"
 	shortcutMapPods          = "pods"
 	shortcutMapRoutes        = "routes"
@@ -267,7 +277,8 @@ type shortcutMapSpecs struct {
 	Attachments *ebpf.MapSpec `ebpf:"attachments"`
 	Devices     *ebpf.MapSpec `ebpf:"devices"`
 	Events      *ebpf.MapSpec `ebpf:"events"`
-	Flows       *ebpf.MapSpec `ebpf:"flows"`
+	Flows4      *ebpf.MapSpec `ebpf:"flows4"`
+	Flows6      *ebpf.MapSpec `ebpf:"flows6"`
 	Paths       *ebpf.MapSpec `ebpf:"paths"`
 	Pods        *ebpf.MapSpec `ebpf:"pods"`
 	Routes      *ebpf.MapSpec `ebpf:"routes"`
@@ -305,7 +316,8 @@ type shortcutMaps struct {
 	Attachments *ebpf.Map `ebpf:"attachments"`
 	Devices     *ebpf.Map `ebpf:"devices"`
 	Events      *ebpf.Map `ebpf:"events"`
-	Flows       *ebpf.Map `ebpf:"flows"`
+	Flows4      *ebpf.Map `ebpf:"flows4"`
+	Flows6      *ebpf.Map `ebpf:"flows6"`
 	Paths       *ebpf.Map `ebpf:"paths"`
 	Pods        *ebpf.Map `ebpf:"pods"`
 	Routes      *ebpf.Map `ebpf:"routes"`
@@ -318,7 +330,8 @@ func (m *shortcutMaps) Close() error {
 		m.Attachments,
 		m.Devices,
 		m.Events,
-		m.Flows,
+		m.Flows4,
+		m.Flows6,
 		m.Paths,
 		m.Pods,
 		m.Routes,

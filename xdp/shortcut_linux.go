@@ -62,7 +62,7 @@ func layoutOf(spec *ebpf.CollectionSpec) string {
 // sharedMaps and shortcutPrograms are what is pinned.
 var (
 	sharedMaps = []string{
-		shortcutMapAttachments, shortcutMapDevices, shortcutMapEvents, shortcutMapFlows, shortcutMapPaths, shortcutMapPods,
+		shortcutMapAttachments, shortcutMapDevices, shortcutMapEvents, shortcutMapFlows4, shortcutMapFlows6, shortcutMapPaths, shortcutMapPods,
 		shortcutMapRoutes, shortcutMapSettings, shortcutMapUplinks,
 	}
 	fastpathPrograms = []string{

@@ -19,7 +19,7 @@ enum shortcut_layout {
 #define SHORTCUT_MAX_DEVICES	 (1 << 14)
 #define SHORTCUT_MAX_UPLINKS	 64
 #define SHORTCUT_MAX_ROUTES	 (1 << 14)
-#define SHORTCUT_MAX_FLOWS	 (1 << 16) /* each direction is one */
+#define SHORTCUT_MAX_FLOWS	 (1 << 16) /* in each family; each direction is one */
 #define SHORTCUT_EVENTS_SIZE	 (1 << 18)
 #define SHORTCUT_TUNNEL_PORTS	 16
 
@@ -139,9 +139,16 @@ struct route {
 	struct ipv6_addr next_hop; /* not read by the programs */
 };
 
-/* The key of map flows, a direction. Of ICMP echo, source_port is the identifier and dest_port 0. */
+/* The key of map flows6, a direction. Of ICMP echo, source_port is the identifier and dest_port 0. */
 struct flow_key {
 	struct ipv6_addr source, dest;
+	__be16 source_port, dest_port;
+	__u32 proto;
+};
+
+/* The key of map flows4: a third of the time to look up, and most flows. */
+struct flow4_key {
+	__be32 source, dest;
 	__be16 source_port, dest_port;
 	__u32 proto;
 };
@@ -152,7 +159,7 @@ enum verdict {
 	VERDICT_DEFAULT,
 };
 
-/* The value of map flows. */
+/* The value of both. */
 struct flow {
 	__u64 asked; /* CLOCK_MONOTONIC_COARSE, ns */
 	__u32 epoch; /* settings.epoch when it was asked */
@@ -208,6 +215,7 @@ _Static_assert(sizeof(struct attachment) == 200, "struct attachment");
 _Static_assert(sizeof(struct pod) == 28, "struct pod");
 _Static_assert(sizeof(struct route) == 40, "struct route");
 _Static_assert(sizeof(struct flow_key) == 40, "struct flow_key");
+_Static_assert(sizeof(struct flow4_key) == 16, "struct flow4_key");
 _Static_assert(sizeof(struct flow) == 16, "struct flow");
 _Static_assert(sizeof(struct shortcut_settings) == 112, "struct shortcut_settings");
 _Static_assert(sizeof(struct path_event) == 80, "struct path_event");

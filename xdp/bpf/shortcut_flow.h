@@ -85,6 +85,38 @@ static __noinline enum verdict ask_conntrack_tc(struct __sk_buff *ctx, const str
 	return ask_conntrack(ctx, HOOK_HOST_TC, key, ipv6, NSID_OWN);
 }
 
+static __always_inline void to_flow4(struct flow4_key *to, const struct flow_key *key)
+{
+	to->source = key->source.word[3];
+	to->dest = key->dest.word[3];
+	to->source_port = key->source_port;
+	to->dest_port = key->dest_port;
+	to->proto = key->proto;
+}
+
+static __always_inline struct flow *find_flow(const struct flow_key *key, bool ipv6)
+{
+	struct flow4_key key4;
+
+	if (ipv6)
+		return bpf_map_lookup_elem(&flows6, key);
+	to_flow4(&key4, key);
+	return bpf_map_lookup_elem(&flows4, &key4);
+}
+
+/* Not inlined: it is for a flow's first frame. */
+static __noinline void add_flow(const struct flow_key *key, bool ipv6, const struct flow *flow)
+{
+	struct flow4_key key4;
+
+	if (ipv6) {
+		bpf_map_update_elem(&flows6, key, flow, BPF_ANY);
+		return;
+	}
+	to_flow4(&key4, key);
+	bpf_map_update_elem(&flows4, &key4, flow, BPF_ANY);
+}
+
 /* Does a verdict still hold for this frame? A SYN begins a flow anew, under a tuple that may be a Service's by now. */
 static __always_inline bool verdict_holds(const struct flow *flow, const struct frame *f,
 					  const struct shortcut_settings *s)
@@ -101,7 +133,7 @@ static __always_inline bool verdict_holds(const struct flow *flow, const struct 
 static __always_inline enum verdict flow_verdict(void *ctx, enum path_hook hook, const struct frame *f, __s32 nsid,
 						 const struct shortcut_settings *s, bool *asked)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flows, &f->key);
+	struct flow *flow = find_flow(&f->key, f->ipv6);
 	struct flow fresh = {};
 
 	if (flow && verdict_holds(flow, f, s))
@@ -117,7 +149,7 @@ static __always_inline enum verdict flow_verdict(void *ctx, enum path_hook hook,
 	if (fresh.verdict == VERDICT_UNKNOWN)
 		return VERDICT_UNKNOWN;
 	if (!flow) {
-		bpf_map_update_elem(&flows, &f->key, &fresh, BPF_ANY);
+		add_flow(&f->key, f->ipv6, &fresh);
 	} else {
 		flow->verdict = fresh.verdict;
 		flow->asked = fresh.asked;
@@ -138,11 +170,11 @@ static __always_inline enum path_reason echo_may(const struct frame *f, const st
 	struct flow *flow;
 
 	if (f->echo == ECHO_REQUEST) {
-		flow = bpf_map_lookup_elem(&flows, &f->key);
+		flow = find_flow(&f->key, f->ipv6);
 		if (flow)
 			flow->asked = now;
 		else
-			bpf_map_update_elem(&flows, &f->key, &fresh, BPF_ANY);
+			add_flow(&f->key, f->ipv6, &fresh);
 		return PATH_UNKNOWN;
 	}
 	request.source = f->key.dest;
@@ -150,7 +182,7 @@ static __always_inline enum path_reason echo_may(const struct frame *f, const st
 	request.source_port = f->key.source_port; /* the identifier, the same in both directions */
 	request.dest_port = 0;
 	request.proto = f->key.proto;
-	flow = bpf_map_lookup_elem(&flows, &request);
+	flow = find_flow(&request, f->ipv6);
 	return flow && now - flow->asked < ECHO_LIFETIME ? PATH_UNKNOWN : PATH_PASS_NO_REQUEST;
 }
 

@@ -57,9 +57,16 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SHORTCUT_MAX_FLOWS);
+	__type(key, struct flow4_key);
+	__type(value, struct flow);
+} flows4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SHORTCUT_MAX_FLOWS);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
-} flows SEC(".maps");
+} flows6 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
