@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ func (c Shortcuts) Flag(ctx context.Context, key state.Key, flagged bool) error 
 		if rec.XDP.Flagged = flagged; rec.XDP.Mode == "" {
 			return nil // it acts when the shortcut is turned on
 		}
-		s, err := xdp.OpenLayout(c.BPFFS, rec.XDP.Layout)
+		s, err := xdp.OpenLayout(c.BPFFS, cmp.Or(rec.XDP.Layout, xdp.ShortcutLayout())) // a rebuilt record does not know it
 		if err != nil {
 			return err
 		}

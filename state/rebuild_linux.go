@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -51,6 +52,9 @@ func ScanKernel(ctx context.Context) ([]Attachment, error) {
 			a.Host = device
 			// The peer's name is CNI_IFNAME, which an operator may have changed since; its index is the kernel's.
 			a.Pod = Device{Name: key.IfName, Index: attrs.ParentIndex}
+			if a.XDP, err = scanXDP(attrs); err != nil {
+				return nil, err
+			}
 		} else {
 			a.Placement = PlacementHost
 			a.TAP, a.TxQueue = device, attrs.TxQLen
@@ -78,6 +82,16 @@ func ScanKernel(ctx context.Context) ([]Attachment, error) {
 		found = append(found, *a)
 	}
 	return found, nil
+}
+
+// scanXDP tells what is on the XDP hook of the TAP, which is the first of its attachment's block of ifindexes, by the id that the
+// sandbox has here: where the sandbox is nobody knows any more.
+func scanXDP(hostEnd *netlink.LinkAttrs) (XDP, error) {
+	if hostEnd.NetNsID < 0 || !OwnIndex(hostEnd.Index) {
+		return XDP{}, nil
+	}
+	mode, err := rtnl.XDPMode(hostEnd.NetNsID, hostEnd.Index/blockSize*blockSize)
+	return XDP{Wanted: mode, Mode: mode}, err
 }
 
 // scanRoutes takes host routes to pods as their addresses.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/xdp"
 	"github.com/vishvananda/netlink"
@@ -173,6 +175,39 @@ func TestCheckSeesWhatTheShortcutLost(t *testing.T) {
 	mustDo(t, s.Withdraw(uint32(tap)))
 	wantText(t, p.fails("CHECK", codeDiffers, nil), "10.9.0.2 leads to the tap with ifindex 0")
 	p.works("DEL", nil)
+}
+
+// A state that was lost is made anew with the mode, and the clean-up of such a record leaves no entry.
+func TestRebuiltStateKnowsTheMode(t *testing.T) {
+	n := newNode(t)
+	a, b := n.pod("a", withShortcut("generic")), n.pod("b", conf(nil))
+	before := n.snapshot()
+	a.add()
+	b.add()
+	mustDo(t, os.Remove(filepath.Join(stateDir, "state.db")))
+	var list []struct {
+		ContainerID string
+		XDP         struct{ Mode string }
+		Rebuilt     bool
+	}
+	n.ctlJSON(&list, "list")
+	modes := map[string]string{}
+	for _, l := range list {
+		if !l.Rebuilt {
+			t.Errorf("%s: the record was not rebuilt: the test shows nothing", l.ContainerID)
+		}
+		modes[l.ContainerID] = l.XDP.Mode
+	}
+	if diff := cmp.Diff(map[string]string{"a": "generic", "b": ""}, modes); diff != "" {
+		t.Errorf("modes (-want +got):\n%s", diff)
+	}
+	if out := n.ctl("xdp", "flag", "a"); out.code != 0 {
+		t.Errorf("flag a rebuilt one: %s", out)
+	}
+	for _, p := range []*pod{a, b} {
+		p.works("DEL", nil)
+	}
+	wantSame(t, "after DEL", before, n.snapshot())
 }
 
 // attachForeignXDP puts a program of another software on a device of the calling thread's netns.
