@@ -44,7 +44,7 @@ func crowd(t testing.TB, count int) []state.Attachment {
 			Pod:  state.Device{Name: "eth0", Index: index + 1},
 			Host: state.Device{Name: fmt.Sprintf("tpr%d", i), Index: index + 2}, Programs: progs.Digest(),
 		}
-		err := progs.Reserve(map[uint32]xdp.Endpoint{uint32(index): {Role: xdp.RoleGuest, Redirect: xdp.RedirectEgress, Peer: uint32(index + 1), Counters: uint32(index), GuestMAC: xdp.GatewayMAC, GatewayMAC: xdp.GatewayMAC}})
+		err = progs.Reserve(map[uint32]xdp.Endpoint{uint32(index): {Role: xdp.RoleGuest, Redirect: xdp.RedirectEgress, Peer: uint32(index + 1), Counters: uint32(index), GuestMAC: xdp.GatewayMAC, GatewayMAC: xdp.GatewayMAC}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,8 +136,8 @@ func BenchmarkDumpsOfAThousand(b *testing.B) {
 	defer func() { _ = c.Close() }() // of a socket that was read
 	ids := make([]int, taps)
 	for i, a := range all {
-		f, err := os.Open(a.Netns)
-		if err != nil {
+		var f *os.File
+		if f, err = os.Open(a.Netns); err != nil {
 			b.Fatal(err)
 		}
 		ids[i], err = c.NSID(int(f.Fd()))

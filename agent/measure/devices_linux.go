@@ -107,12 +107,12 @@ func (s *Sampler) keepDevice(id watch.ID) {
 	if !wanted || have != nil {
 		return
 	}
-	// A rebuilt record does not know its path; a namespace that is tapird's own needs none.
-	if a.Record.Netns == "" && a.NSID >= 0 {
+	path, known := a.Record.TAPNetns()
+	if !known { // it was rebuilt
 		s.c.Logger.Debug("the settings of a TAP cannot be read: where its network namespace is mounted is not known", "attachment", id.String())
 		return
 	}
-	d, err := sysfs.Open(a.Record.Netns, a.TAP.Name)
+	d, err := sysfs.Open(path, a.TAP.Name)
 	if err != nil {
 		if !errors.Is(err, unix.ENOENT) { // gone by now
 			s.c.Logger.Warn("could not open the sysfs of a TAP", "attachment", id.String(), "error", err)

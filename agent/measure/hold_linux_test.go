@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +59,35 @@ func TestNetnsGoWhileTheyAreMeasured(t *testing.T) {
 			t.Errorf("want nothing of %s, got %+v", a.ContainerID, a)
 		}
 	}
+}
+
+// What cannot be read is told, and the rest is there; when it can be read again, it is. Here the pins of the programs go, with their bpffs or by hand.
+func TestASampleGoesOnWithoutPins(t *testing.T) {
+	requireNode(t)
+	const pins, aside = "/sys/fs/bpf/tapir", "/sys/fs/bpf/aside"
+	crowd(t, 3)
+	n := start(t, measure.Config{MaxAge: time.Nanosecond})
+	frames := func(want bool) {
+		t.Helper()
+		s := n.sample()
+		if len(s.Attachments) != 3 || (len(s.Problems) == 0) != want || !want && !strings.HasPrefix(s.Problems[0], "frames: ") {
+			t.Errorf("want three attachments and the problem told: %t, got %d and %q", !want, len(s.Attachments), s.Problems)
+		}
+		for _, a := range s.Attachments {
+			if a.TAP == nil || a.NAPI.FlushTimeout == nil || (a.Frames != nil) != want {
+				t.Errorf("want frames: %t, and all else, got %+v", want, a)
+			}
+		}
+	}
+	frames(true)
+	if err := os.Rename(pins, aside); err != nil {
+		t.Fatal(err)
+	}
+	frames(false)
+	if err := os.Rename(aside, pins); err != nil {
+		t.Fatal(err)
+	}
+	frames(true)
 }
 
 // namespaces counts those that this one has an nsid for (RTM_GETNSID): the kernel takes it away when it takes the namespace down.

@@ -49,7 +49,7 @@ type Attachment struct {
 	ID
 	Record state.Attachment
 	Netns  Netns
-	NSID   int   // of the sandbox's namespace in tapird's own, while Netns is NetnsThere; [links.Here] with placement host
+	NSID   int   // of the sandbox's namespace in tapird's own, while Netns is NetnsThere
 	Why    error // why Netns is not NetnsThere, or a device could not be read; nil else
 
 	// TAP, Pod and Host are the devices as the kernel last showed them; nil: the attachment has no such device, or it is not there. Their
@@ -93,7 +93,7 @@ func (a *Attachment) device(r Role) state.Device {
 // Ref is where a device is; ok is false where the attachment has none, or its namespace is not there.
 func (a *Attachment) Ref(r Role) (ref links.Ref, ok bool) {
 	d := a.device(r)
-	if r == Host {
+	if r == Host || r == TAP && a.Record.OnHost() {
 		return links.Ref{NSID: links.Here, Index: d.Index}, d.Index != 0
 	}
 	return links.Ref{NSID: a.NSID, Index: d.Index}, d.Index != 0 && a.Netns == NetnsThere

@@ -96,7 +96,9 @@ func (l *loop) netnsGone(nsid int) {
 func (l *loop) gone(a *Attachment, why error) *Attachment {
 	next := *a
 	next.Netns, next.Why = NetnsLost, why
-	next.TAP, next.Pod = nil, nil
+	if next.Pod = nil; !a.Record.OnHost() {
+		next.TAP = nil
+	}
 	return l.change(Event{Kind: NetnsGone, Before: a, After: &next})
 }
 

@@ -95,8 +95,10 @@ func (l *loop) run(ctx context.Context) error {
 	for _, r := range l.readers {
 		started.Go(func() { r.run(ctx) })
 	}
-	l.adopt()
-	err := l.serve(ctx)
+	err := l.adopt()
+	if err == nil {
+		err = l.serve(ctx)
+	}
 	cancel(nil)
 	closeErr := l.close() // ends the listening
 	started.Wait()
@@ -149,11 +151,12 @@ func (l *loop) listen(ctx context.Context) error {
 	}
 }
 
-// adopt takes over the picture of an earlier Run: what changed since is found when it is read.
-func (l *loop) adopt() {
+// adopt takes over the picture of an earlier Run, and looks what changed since.
+func (l *loop) adopt() error {
 	for _, a := range l.w.Snapshot() {
 		l.index(a)
 	}
+	return l.resync()
 }
 
 // index makes the attachment's devices and namespace known, so that messages find it.

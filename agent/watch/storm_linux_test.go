@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/links"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
+	"github.com/tapir-cni/tapir/tap"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -141,6 +143,55 @@ func TestANetnsThatIsDeleted(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A TAP in the node's own namespace is watched there, and stays when the sandbox goes.
+func TestATAPOnTheHost(t *testing.T) {
+	requireNode(t)
+	w := start(t, watch.Config{})
+	p := add(t, `"placement": "host",`)
+	w.wantPicture(p, func(a *watch.Attachment) error {
+		if !a.Ready() || a.TAP == nil || a.Pod != nil || a.Host != nil || a.Netns != watch.NetnsThere || a.TAP.NSID != links.Here {
+			return fmt.Errorf("want it ready with a TAP here, got %+v", a)
+		}
+		return nil
+	})
+	a, _ := w.Attachment(p.watchID())
+	q, err := tap.OpenQueues(tap.QueueOptions{Name: a.TAP.Name, Count: 1, NAPI: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeQueues(t, q)
+	w.wantPicture(p, attached(1))
+	if err := errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns)); err != nil {
+		t.Fatal(err)
+	}
+	w.wantPicture(p, func(a *watch.Attachment) error {
+		if a.Netns != watch.NetnsLost {
+			return fmt.Errorf("want the sandbox lost, got %s", a.Netns)
+		}
+		return attached(1)(a)
+	})
+}
+
+// A watcher that was run again learns what happened meanwhile, though no record changed.
+func TestARunTakesOverFromTheLast(t *testing.T) {
+	requireNode(t)
+	w := start(t, watch.Config{})
+	p := add(t, "")
+	w.wantPicture(p, ready)
+	w.stop()
+	q := p.open(1)
+	m := w.mark()
+	w.stop = run(t, w.Watcher)
+	w.wantWords(p, m, "queue attached 1")
+	w.stop()
+	closeQueues(t, q)
+	q = p.open(1)
+	m = w.mark()
+	w.stop = run(t, w.Watcher)
+	w.wantWords(p, m, "queue detached 0", "queue attached 1")
+	closeQueues(t, q)
 }
 
 // A namespace that nobody has given an nsid, such as that of a pod whose interface is another plugin's, is given one and listened to.

@@ -20,7 +20,7 @@ func (l *loop) take(r reading) error {
 		seen[id] = true
 		known, ok := l.w.Attachment(id)
 		switch {
-		case ok && reflect.DeepEqual(known.Record, rec):
+		case ok && reflect.DeepEqual(known.Record, rec) && (known.Netns != NetnsUnknown || rec.Netns == ""): // one that could not be asked is asked again
 		case ok && known.followed(rec):
 			next := *known
 			next.Record = rec
@@ -45,7 +45,7 @@ func (l *loop) take(r reading) error {
 // to know more than the messages that wait.
 func (a *Attachment) followed(rec state.Attachment) bool {
 	next := Attachment{Record: rec}
-	if a.Netns != NetnsThere || rec.Netns != a.Record.Netns {
+	if a.Netns != NetnsThere || rec.Netns != a.Record.Netns || rec.Placement != a.Record.Placement {
 		return false
 	}
 	for _, r := range roles {
