@@ -22,6 +22,9 @@ const (
 //
 // On a kernel without the method the error is an [UnsupportedError].
 func (s *Shortcut) AttachHost(ifindex int, m Method) error {
+	if err := s.freshEpoch(); err != nil {
+		return fmt.Errorf("attach shortcut to ifindex %d: %w", ifindex, err)
+	}
 	if _, err := s.putHost(ifindex, m, true); err != nil {
 		return fmt.Errorf("attach shortcut to ifindex %d by %s: %w", ifindex, m, err)
 	}

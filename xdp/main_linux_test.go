@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 // helper is what other processes do:
 //
 //	ensure DIR                          prints the id of the guest program
+//	ensure-shortcut DIR                 prints the id of the shortcut's program for a TAP
 //	attach DIR NETNS TAP POD METHOD     attaches a pod with a TAP, by ifindexes
 func helper(what string, args []string) error {
 	// Programs and maps are charged to the cgroup, not to this limit.
@@ -43,6 +44,8 @@ func helper(what string, args []string) error {
 	}
 	defer p.Close()
 	switch what {
+	case "ensure-shortcut":
+		return helperEnsureShortcut(args[0])
 	case "ensure":
 		prog, err := p.program(RoleGuest)
 		if err != nil {
@@ -55,6 +58,21 @@ func helper(what string, args []string) error {
 		return helperAttach(p, args[1], args[2:])
 	}
 	return fmt.Errorf("unknown helper %q", what)
+}
+
+func helperEnsureShortcut(dir string) error {
+	s, err := EnsureShortcut(dir)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	prog, err := s.program(shortcutProgGuestXdp)
+	if err != nil {
+		return err
+	}
+	id, err := programID(prog)
+	fmt.Println(id)
+	return err
 }
 
 func helperAttach(p *Programs, netns string, args []string) error {

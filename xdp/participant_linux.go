@@ -167,6 +167,9 @@ func (s *Shortcut) addDevice(name string, ifindex uint32) error {
 	if err != nil {
 		return err
 	}
+	if err := s.freshEpoch(); err != nil {
+		return err
+	}
 	if err := devices.Put(ifindex, shortcutBpfDevmapVal{Ifindex: ifindex}); err != nil {
 		return fmt.Errorf("add ifindex %d to map %s: %w", ifindex, name, err)
 	}

@@ -112,3 +112,14 @@ func (s *Shortcut) newEpoch() error {
 }
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
+
+// freshEpoch is newEpoch for who does not hold the lock: after something let frames of running flows pass to the host, whose
+// conntrack knows these flows by now.
+func (s *Shortcut) freshEpoch() error {
+	lock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return s.newEpoch()
+}

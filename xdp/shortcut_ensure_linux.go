@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -123,15 +124,15 @@ func openSharedMaps(s *Shortcut) (map[string]*ebpf.Map, error) {
 			known[id] = true
 		}
 	}
-	if len(out) == 0 || len(out) == len(sharedMaps) {
+	if len(out) == len(sharedMaps) {
 		return out, nil
 	}
-	return out, addLostMaps(s.base, out, known)
+	return out, addLostMaps(s, out, known)
 }
 
-// addLostMaps adds maps without a pin from programs that use a known one.
-func addLostMaps(base string, out map[string]*ebpf.Map, known map[ebpf.MapID]bool) error {
-	paths, err := filepath.Glob(filepath.Join(base, fastpathPrefix+"*", "*"))
+// addLostMaps adds maps without a pin from programs that use a known one, or that are of this version.
+func addLostMaps(s *Shortcut, out map[string]*ebpf.Map, known map[ebpf.MapID]bool) error {
+	paths, err := filepath.Glob(filepath.Join(s.base, fastpathPrefix+"*", "*"))
 	if err != nil {
 		return err
 	}
@@ -145,7 +146,7 @@ func addLostMaps(base string, out map[string]*ebpf.Map, known map[ebpf.MapID]boo
 		if err != nil {
 			return err
 		}
-		if !containsKnown(ids, known) {
+		if filepath.Dir(path) != s.programsDir() && !slices.ContainsFunc(ids, func(id ebpf.MapID) bool { return known[id] }) {
 			continue
 		}
 		if err := addNamed(out, ids); err != nil {
@@ -153,15 +154,6 @@ func addLostMaps(base string, out map[string]*ebpf.Map, known map[ebpf.MapID]boo
 		}
 	}
 	return nil
-}
-
-func containsKnown(ids []ebpf.MapID, known map[ebpf.MapID]bool) bool {
-	for _, id := range ids {
-		if known[id] {
-			return true
-		}
-	}
-	return false
 }
 
 func mapsOf(prog *ebpf.Program) ([]ebpf.MapID, error) {
@@ -184,22 +176,13 @@ func addNamed(out map[string]*ebpf.Map, ids []ebpf.MapID) error {
 		if err != nil {
 			return errors.Join(err, m.Close())
 		}
-		if isShared(info.Name) && out[info.Name] == nil {
+		if slices.Contains(sharedMaps, info.Name) && out[info.Name] == nil {
 			out[info.Name] = m
 		} else if err := m.Close(); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func isShared(name string) bool {
-	for _, s := range sharedMaps {
-		if s == name {
-			return true
-		}
-	}
-	return false
 }
 
 func closeMaps(maps map[string]*ebpf.Map) {
@@ -214,7 +197,7 @@ const shortcutNeeds = "kernel 6.2 with CONFIG_DEBUG_INFO_BTF and nf_conntrack"
 // explainShortcut asks whether the kernel has what the shortcut calls, now that it has refused the programs.
 func explainShortcut(err error) error {
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("load shortcut: %w; it needs CAP_BPF and CAP_NET_ADMIN", err)
+		return fmt.Errorf("load shortcut: %w; it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON", err)
 	}
 	if have := HaveShortcut(); have != nil {
 		return have

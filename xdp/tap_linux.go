@@ -54,7 +54,7 @@ func (s *Shortcut) attachXDP(ifindex int, mode Mode, program func(Mode) string) 
 	}
 	var errs []error
 	for _, m := range modes {
-		err := s.attachMode(ifindex, m, program(m), mode == ModeAuto)
+		err := s.attachMode(ifindex, m, program(m))
 		if err == nil {
 			return m, nil
 		}
@@ -69,7 +69,7 @@ func (s *Shortcut) attachXDP(ifindex int, mode Mode, program func(Mode) string) 
 
 // attachMode attaches in one mode. What is there of tapir's in the same mode is replaced; in another mode it is taken off
 // first, since the kernel holds one mode at a time.
-func (s *Shortcut) attachMode(ifindex int, m Mode, name string, any bool) error {
+func (s *Shortcut) attachMode(ifindex int, m Mode, name string) error {
 	prog, err := s.program(name)
 	if err != nil {
 		return err
@@ -82,6 +82,9 @@ func (s *Shortcut) attachMode(ifindex int, m Mode, name string, any bool) error 
 		return &ForeignProgramError{Ifindex: ifindex, Mode: d.Mode, ID: d.ID, Name: d.Name}
 	}
 	if old == nil {
+		if err := s.freshEpoch(); err != nil {
+			return err
+		}
 		return writeHook(ifindex, prog.FD(), modeFlag(m)|xdpUpdateIfNoexist, nil)
 	}
 	defer old.Close()
