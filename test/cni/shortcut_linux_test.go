@@ -16,6 +16,7 @@ import (
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/xdp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // withShortcut is a configuration with the shortcut in a mode.
@@ -175,6 +176,30 @@ func TestCheckSeesWhatTheShortcutLost(t *testing.T) {
 	mustDo(t, s.Withdraw(uint32(tap)))
 	wantText(t, p.fails("CHECK", codeDiffers, nil), "10.9.0.2 leads to the tap with ifindex 0")
 	p.works("DEL", nil)
+}
+
+// On a kernel that lacks something, here its types, mode auto is off and says why; a mode that was named is an error.
+func TestAutoIsOffWhereTheKernelLacksSomething(t *testing.T) {
+	n := newNode(t)
+	const types = "/sys/kernel/btf"
+	mustDo(t, unix.Mount("none", types, "tmpfs", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(types, 0) })
+	before := n.snapshot()
+	a, b := n.pod("a", withShortcut("auto")), n.pod("b", conf(nil))
+	ga, gb := boot(a, a.add()), boot(b, b.add())
+	ga.wantPing(gb.ip[true], gb.ip[false], nodeIP4)
+	a.works("CHECK", nil)
+	if row := a.xdpRow(); row.Mode != "off" || row.Wanted != "auto" || !strings.Contains(row.Why, "the shortcut is unsupported here") {
+		t.Errorf("mode auto: got %+v", row)
+	}
+	wantText(t, string(n.ctl("doctor").stdout), "shortcut of pods/a/eth0", "wanted auto, is off")
+	for _, mode := range []string{"native", "generic"} {
+		p := n.pod(mode, withShortcut(mode))
+		wantText(t, p.fails("ADD", 101, nil), "the shortcut is unsupported here", "kernel 6.2")
+	}
+	a.works("DEL", nil)
+	b.works("DEL", nil)
+	wantSame(t, "after DEL", before, n.snapshot())
 }
 
 // A state that was lost is made anew with the mode, and the clean-up of such a record leaves no entry.
