@@ -24,7 +24,7 @@ const (
 )
 
 // XDPFeatures are what a driver can do in native mode (netdev-genl, Documentation/netlink/specs/netdev.yaml).
-type XDPFeatures struct {
+type XDPFeatures struct { //nolint:revive // what netdev-genl calls them: a driver has other features too
 	Native   bool // NETDEV_XDP_ACT_BASIC: runs XDP programs
 	Redirect bool // NETDEV_XDP_ACT_REDIRECT: they may redirect
 	Transmit bool // NETDEV_XDP_ACT_NDO_XMIT: takes frames that native programs of other devices redirect to it

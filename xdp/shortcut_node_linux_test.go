@@ -233,14 +233,6 @@ func (g *guest) to(dst netip.Addr, proto int, l4 []byte) []byte {
 	return eth(GatewayMAC, g.mac, typeIPv6, ip6(g.v6, dst, proto, 64, l4))
 }
 
-// addr is the guest's address of the family that like is of.
-func (g *guest) addr(like netip.Addr) netip.Addr {
-	if like.Is4() {
-		return g.v4
-	}
-	return g.v6
-}
-
 // paths are the guest's counters of the shortcut, frames alone, without those beside.
 func (g *guest) paths() map[ShortcutReason]uint64 {
 	g.t.Helper()

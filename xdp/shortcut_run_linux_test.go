@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -55,12 +54,11 @@ func peerParticipant() Participant {
 	}
 }
 
-// newShortcutAt pins the shortcut in a directory of the test's own.
+// newShortcutAt pins the shortcut for a test, which then has all of DefaultDir to itself.
 func newShortcutAt(t testing.TB) *Shortcut {
 	t.Helper()
 	testnode.Require(t, "root", "bpf", "btf")
-	dir := filepath.Join(DefaultDir, "test")
-	s, err := EnsureShortcut(dir)
+	s, err := EnsureShortcut(DefaultDir)
 	if err != nil {
 		t.Fatalf("load shortcut: %+v", err)
 	}

@@ -95,7 +95,7 @@ func (s *Shortcut) Trace(ctx context.Context, f Filter, each func(Event)) (lost 
 	if err != nil {
 		return 0, fmt.Errorf("trace: %w", err)
 	}
-	defer reader.Close()
+	defer func() { _ = reader.Close() }()
 	if err := drain(reader); err != nil {
 		return 0, fmt.Errorf("trace: %w", err)
 	}
