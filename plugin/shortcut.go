@@ -34,6 +34,21 @@ func (c *Config) validateShortcut(fs *faults) {
 	}
 }
 
+// shortcutUsable reports why no ADD could have the part in the shortcut that the configuration insists on, or nil.
+func (c *Config) shortcutUsable(bpffs string) error {
+	if m := xdp.Mode(c.XDP.Mode); m != xdp.ModeNative && m != xdp.ModeGeneric {
+		return nil
+	}
+	s, err := xdp.OpenShortcut(bpffs)
+	if errors.Is(err, fs.ErrNotExist) { // only then is the kernel asked: that takes it tens of milliseconds
+		return xdp.HaveShortcut()
+	}
+	if err != nil {
+		return err
+	}
+	return s.Close()
+}
+
 // planShortcut takes the key "xdp". A pod without a TAP has no part in the shortcut.
 func (p *Plan) planShortcut(cfg *Config) {
 	if p.Plain || cfg.XDP.Mode == string(xdp.ModeOff) {

@@ -30,6 +30,7 @@ func (p *plugin) status(args *skel.CmdArgs) error {
 	if _, err := redirectMethod(cfg.Redirect); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, cfg.shortcutUsable(p.bpffs))
 	if err := state.New(state.Config{Dir: cfg.StateDir}).Check(ctx); err != nil && !errors.Is(err, state.ErrLocked) {
 		errs = append(errs, err)
 	}

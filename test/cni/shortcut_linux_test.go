@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -42,11 +43,15 @@ func (p *pod) xdpRow() xdpRow {
 }
 
 func TestGuestsTakeTheShortcutInEachMode(t *testing.T) {
-	for _, tt := range []struct{ mode, got string }{{"auto", "native"}, {"native", "native"}, {"generic", "generic"}} {
+	for _, tt := range []struct{ mode, redirect, got string }{
+		{"auto", "auto", "native"}, {"native", "tcx", "native"}, {"generic", "auto", "generic"},
+	} {
 		t.Run(tt.mode, func(t *testing.T) {
 			n := newNode(t)
 			before := n.snapshot()
-			a, b := n.pod("a", withShortcut(tt.mode)), n.pod("b", withShortcut(tt.mode))
+			c := withShortcut(tt.mode).with(object{"redirect": tt.redirect})
+			a, b := n.pod("a", c), n.pod("b", c)
+			a.works("STATUS", nil)
 			ga, gb := boot(a, a.add()), boot(b, b.add())
 			ga.wantPing(gb.ip[true], gb.ip[false])
 			gb.wantPing(ga.ip[true], ga.ip[false])
@@ -196,7 +201,9 @@ func TestAutoIsOffWhereTheKernelLacksSomething(t *testing.T) {
 	for _, mode := range []string{"native", "generic"} {
 		p := n.pod(mode, withShortcut(mode))
 		wantText(t, p.fails("ADD", 101, nil), "the shortcut is unsupported here", "kernel 6.2")
+		wantText(t, p.fails("STATUS", codeUnavailable, nil), "the shortcut is unsupported here")
 	}
+	a.works("STATUS", nil)
 	a.works("DEL", nil)
 	b.works("DEL", nil)
 	wantSame(t, "after DEL", before, n.snapshot())
@@ -348,6 +355,17 @@ func TestTraceSaysWhichPathAndWhy(t *testing.T) {
 	}
 	if out := n.ctl("trace", "--attachment", "a", "--to", "192.0.2.1", "--timeout", "200ms"); out.code != 0 || !strings.Contains(string(out.stderr), "no frame of that flow") {
 		t.Errorf("a flow without frames: %s", out)
+	}
+	// Killed, a trace leaves the next one free to begin.
+	endless := exec.Command(filepath.Join(os.Getenv(binDirEnv), "tapirctl"), "trace", "--attachment", "a", "--timeout", "0")
+	n.start(endless)
+	time.Sleep(300 * time.Millisecond)
+	if out := n.ctl("trace", "--attachment", "a", "--timeout", "1ms"); out.code != 1 || !strings.Contains(string(out.stderr), "another trace is running") {
+		t.Errorf("two traces at once: %s", out)
+	}
+	kill(endless)
+	if lines := trace(ping); len(lines) != 2 {
+		t.Errorf("after a killed trace: got %+v", lines)
 	}
 	off := n.pod("off", conf(nil))
 	off.add()
