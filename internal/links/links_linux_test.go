@@ -3,7 +3,6 @@ package links_test
 import (
 	"errors"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -15,9 +14,6 @@ import (
 )
 
 func TestMain(m *testing.M) { testnode.Main(m) }
-
-// The process's first thread is the main goroutine's alone: in a sandbox's namespace it would stay.
-func init() { runtime.LockOSThread() }
 
 const patience = 30 * time.Second
 

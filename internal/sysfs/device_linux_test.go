@@ -3,7 +3,6 @@ package sysfs_test
 import (
 	"errors"
 	"os"
-	"runtime"
 	"sync"
 	"testing"
 
@@ -14,9 +13,6 @@ import (
 )
 
 func TestMain(m *testing.M) { testnode.Main(m) }
-
-// The process's first thread is the main goroutine's alone: in a sandbox's namespace it would stay.
-func init() { runtime.LockOSThread() }
 
 // newVeth makes a pair in a namespace of its own.
 func newVeth(t *testing.T) (path string) {

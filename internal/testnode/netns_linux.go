@@ -18,6 +18,10 @@ const netnsDir = "/run/netns"
 
 var netnsCount atomic.Uint64
 
+// The first thread of a process never ends: a test that left it in a sandbox's netns would keep that alive. It stays with
+// the main goroutine, which runs no test.
+func init() { runtime.LockOSThread() }
+
 // NewNetns creates a network namespace as a container runtime does, lo down, bind-mounted on a file of a unique name
 // under /run/netns, and gives the file's path. It is removed when the test ends; a test may remove it before.
 // It requires "root".
