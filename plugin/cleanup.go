@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -108,6 +109,11 @@ func distinct(dirs []string) []string {
 // recorded its attachment before them, and all stays, or does so after them, and finds nothing to build on.
 func (c Cleaner) shared(ctx context.Context, r *Report) error {
 	var errs []error
+	made := map[string]bool{} // by the transactions: nothing to report
+	for _, dir := range c.StateDirs {
+		_, err := os.Lstat(dir)
+		made[dir] = errors.Is(err, fs.ErrNotExist)
+	}
 	err := c.unused(ctx, nil, r, func(txs []*state.Tx) {
 		errs = []error{c.table(r)}
 		for _, tx := range txs {
@@ -120,7 +126,7 @@ func (c Cleaner) shared(ctx context.Context, r *Report) error {
 		return errors.Join(errs...)
 	}
 	for _, dir := range c.StateDirs {
-		errs = append(errs, c.state(ctx, dir, r))
+		errs = append(errs, c.state(ctx, dir, made[dir], r))
 	}
 	return errors.Join(errs...)
 }
@@ -132,7 +138,8 @@ func (c Cleaner) unused(ctx context.Context, txs []*state.Tx, r *Report, fn func
 		return nil
 	}
 	store := state.New(state.Config{Dir: c.StateDirs[len(txs)]})
-	begin, removed := store.UpdateExisting, len(r.Removed)
+	// A state is made where there is none: without its lock an ADD would build meanwhile on what is being removed.
+	begin, removed := store.Update, len(r.Removed)
 	if c.DryRun {
 		begin = store.View
 	}
@@ -320,7 +327,7 @@ func (c Cleaner) pins(r *Report) error {
 	return nil
 }
 
-func (c Cleaner) state(ctx context.Context, dir string, r *Report) error {
+func (c Cleaner) state(ctx context.Context, dir string, made bool, r *Report) error {
 	if _, err := os.Stat(dir); err != nil {
 		return nil //nolint:nilerr // without the folder there is no state
 	}
@@ -330,6 +337,8 @@ func (c Cleaner) state(ctx context.Context, dir string, r *Report) error {
 			return err
 		}
 	}
-	r.Removed = append(r.Removed, Leftover{"state", dir, "it describes nothing"})
+	if !made {
+		r.Removed = append(r.Removed, Leftover{"state", dir, "it describes nothing"})
+	}
 	return nil
 }

@@ -199,7 +199,15 @@ func (s *Store) removeFiles() error {
 	if err != nil {
 		return fmt.Errorf("remove state: %w", err)
 	}
-	for _, name := range []string{"state.db", "state.db.previous-boot", "state.db.new", "adding", "lock", "."} {
+	// The counters of calls, and those whose maker was killed (package counts); what the agent remembers (package journal).
+	more, err := filepath.Glob(filepath.Join(s.dir, "calls.*.new"))
+	if err != nil {
+		return fmt.Errorf("remove state: %w", err)
+	}
+	paths = append(paths, more...)
+	for _, name := range []string{
+		"state.db", "state.db.previous-boot", "state.db.new", "calls", "tapird.json", "tapird.json.corrupt", "tapird.json.new", "adding", "lock", ".",
+	} {
 		paths = append(paths, filepath.Join(s.dir, name))
 	}
 	for _, path := range paths {
