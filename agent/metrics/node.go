@@ -1,0 +1,106 @@
+package metrics
+
+import (
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/tapir-cni/tapir/agent/measure"
+	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/counts"
+)
+
+// sample adds what a sample has of the node.
+func (p *page) sample(s *measure.Sample, problems int) {
+	p.add(sampleSeconds, nil, s.Took.Seconds())
+	p.add(sampleProblems, nil, float64(len(s.Problems)+problems))
+	ready := 0
+	for _, a := range s.Attachments {
+		if a.Ready() {
+			ready++
+		}
+	}
+	p.add(attachments, nil, float64(ready), "ready")
+	p.add(attachments, nil, float64(len(s.Attachments)-ready), "pending")
+	for _, r := range s.IPAM {
+		p.add(ipamSize, nil, float64(r.Size), r.Dir, r.Range)
+		p.add(ipamLeased, nil, float64(r.Leased), r.Dir, r.Range)
+		p.add(ipamResting, nil, float64(r.Resting), r.Dir, r.Range)
+	}
+	for _, c := range s.Calls {
+		p.addHistogram(cniCalls, durations(c.Series), c.Dir, c.Verb, strconv.Itoa(c.Code))
+	}
+}
+
+// durations is a histogram of calls. Its last bucket is that without a bound, which the format adds by itself.
+func durations(s counts.Series) *dto.Histogram {
+	count, sum := s.Count(), s.Sum.Seconds()
+	h := &dto.Histogram{SampleCount: &count, SampleSum: &sum}
+	var below uint64
+	for i, bound := range counts.Bounds {
+		below += s.Buckets[i]
+		n, le := below, bound.Seconds()
+		h.Bucket = append(h.Bucket, &dto.Bucket{CumulativeCount: &n, UpperBound: &le})
+	}
+	return h
+}
+
+func (p *page) watch(s watch.Stats) {
+	p.add(watchReadings, nil, float64(s.Readings))
+	p.add(watchFailedReadings, nil, float64(s.FailedReadings))
+	p.add(watchOverruns, nil, float64(s.Overruns))
+	p.add(watchEvents, nil, float64(s.Events))
+}
+
+// Part is a part of the agent.
+type Part struct {
+	Name    string `json:"name"`
+	Running bool   `json:"running"`
+	Error   string `json:"error,omitempty"` // of its last run, where it does not run
+}
+
+func (p *page) parts(version string, parts []Part) {
+	p.add(buildInfo, nil, 1, version)
+	for _, one := range parts {
+		p.add(partRunning, nil, number(one.Running), one.Name)
+	}
+}
+
+// Decisions are how often the tuner decided something.
+type Decisions struct {
+	Kind, To, Result string
+	N                uint64
+}
+
+// Tuner is what is told of the tuner.
+type Tuner interface {
+	Decisions() []Decisions
+	LostByResize() uint64 // frames
+}
+
+func (p *page) tuner(t Tuner) {
+	for _, d := range t.Decisions() {
+		p.add(tunerDecisions, nil, float64(d.N), d.Kind, d.To, d.Result)
+	}
+	p.add(tunerLostFrames, nil, float64(t.LostByResize()))
+}
+
+// Actions are how often reconciling did something.
+type Actions struct {
+	Object, Result string // "attachment", "removed"
+	N              uint64
+}
+
+// Reconciler is what is told of reconciling.
+type Reconciler interface {
+	Actions() []Actions
+	LastRun() (unix float64, ok bool) // seconds since 1970
+}
+
+func (p *page) reconciler(r Reconciler) {
+	for _, a := range r.Actions() {
+		p.add(reconcileActions, nil, float64(a.N), a.Object, a.Result)
+	}
+	if at, ok := r.LastRun(); ok {
+		p.add(reconcileLastRun, nil, at)
+	}
+}
