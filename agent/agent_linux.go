@@ -30,6 +30,8 @@ type Config struct {
 
 	NoUplink bool // leave the shortcut's routes to other nodes alone
 
+	Metrics Metrics
+
 	Logger *slog.Logger
 }
 
@@ -43,6 +45,7 @@ type Agent struct {
 	watch   *watch.Watcher
 	measure *measure.Sampler
 	journal *journal.Journal // of the first state folder
+	status  status
 	parts   []part
 	pause   time.Duration
 	reloads chan Config
@@ -66,7 +69,7 @@ func New(c Config) *Agent {
 	a.watch = watch.New(watch.Config{StateDirs: c.StateDirs, Logger: c.Logger})
 	a.measure = measure.New(measure.Config{Watch: a.watch, StateDirs: c.StateDirs, BPFFS: c.BPFFS, Logger: c.Logger})
 	a.journal = journal.New(c.StateDirs[0])
-	a.parts = a.list()
+	a.parts = a.status.track(a.list())
 	return a
 }
 

@@ -28,6 +28,7 @@ func (a *Agent) list() []part {
 		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
 		{name: partMeasure, run: a.measure.Run},
 		a.uplinkPart(),
+		a.metricsPart(),
 	}
 }
 

@@ -4,13 +4,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
+	"github.com/tapir-cni/tapir/agent/metrics"
 	"github.com/tapir-cni/tapir/internal/jsonkeys"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/xdp"
@@ -24,8 +28,13 @@ type config struct {
 	MaxPeers  int      `json:"maxPeers"`
 	Uplink    bool     `json:"uplink"`
 	BPFFS     string   `json:"bpffs"`
-	LogLevel  string   `json:"logLevel"`
-	LogFormat string   `json:"logFormat"`
+
+	MetricsBind    string   `json:"metricsBindAddress"`
+	MetricsUplinks []string `json:"metricsUplinks"`
+	PProf          bool     `json:"pprof"`
+
+	LogLevel  string `json:"logLevel"`
+	LogFormat string `json:"logFormat"`
 }
 
 // duration is written as in "5s".
@@ -44,7 +53,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 func defaults() config {
 	return config{
 		Socket: client.DefaultSocket, StateDirs: []string{state.DefaultDir}, Timeout: duration(broker.DefaultTimeout),
-		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, LogLevel: "info", LogFormat: "text",
+		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, MetricsBind: metrics.DefaultBind, LogLevel: "info", LogFormat: "text",
 	}
 }
 
@@ -81,12 +90,17 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 		return out, err
 	}
 	for flag, take := range map[string]func(){
-		"socket":     func() { out.Socket = c.Socket },
-		"state-dir":  func() { out.StateDirs = c.StateDirs },
-		"timeout":    func() { out.Timeout = c.Timeout },
-		"max-peers":  func() { out.MaxPeers = c.MaxPeers },
-		"uplink":     func() { out.Uplink = c.Uplink },
-		"bpffs":      func() { out.BPFFS = c.BPFFS },
+		"socket":    func() { out.Socket = c.Socket },
+		"state-dir": func() { out.StateDirs = c.StateDirs },
+		"timeout":   func() { out.Timeout = c.Timeout },
+		"max-peers": func() { out.MaxPeers = c.MaxPeers },
+		"uplink":    func() { out.Uplink = c.Uplink },
+		"bpffs":     func() { out.BPFFS = c.BPFFS },
+
+		"metrics-bind-address": func() { out.MetricsBind = c.MetricsBind },
+		"metrics-uplink":       func() { out.MetricsUplinks = c.MetricsUplinks },
+		"pprof":                func() { out.PProf = c.PProf },
+
 		"log-level":  func() { out.LogLevel = c.LogLevel },
 		"log-format": func() { out.LogFormat = c.LogFormat },
 	} {
@@ -113,6 +127,10 @@ func (c config) fixed(now *config) (keys []string) {
 	keep("maxPeers", c.MaxPeers == now.MaxPeers)
 	keep("uplink", c.Uplink == now.Uplink)
 	keep("bpffs", c.BPFFS == now.BPFFS)
+	keep("metricsBindAddress", c.MetricsBind == now.MetricsBind)
+	keep("metricsUplinks", slices.Equal(c.MetricsUplinks, now.MetricsUplinks))
+	keep("pprof", c.PProf == now.PProf)
+	now.MetricsBind, now.MetricsUplinks, now.PProf = c.MetricsBind, c.MetricsUplinks, c.PProf
 	keep("logFormat", c.LogFormat == now.LogFormat)
 	now.Uplink, now.BPFFS = c.Uplink, c.BPFFS
 	now.Socket, now.StateDirs, now.Timeout, now.MaxPeers, now.LogFormat = c.Socket, c.StateDirs, c.Timeout, c.MaxPeers, c.LogFormat
@@ -141,6 +159,13 @@ func (c config) validate() error {
 	}
 	if !filepath.IsAbs(c.BPFFS) {
 		faults.Add("bpffs", fmt.Sprintf("want an absolute path, got %q", c.BPFFS))
+	}
+	if host, port, err := net.SplitHostPort(c.MetricsBind); c.MetricsBind != "" {
+		if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil || n == 0 {
+			faults.Add("metricsBindAddress", fmt.Sprintf("want an address and a port as in %q, or nothing, got %q", metrics.DefaultBind, c.MetricsBind))
+		} else if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
+			faults.Add("metricsBindAddress", fmt.Sprintf("want an IP address, \"localhost\" or nothing before the port, got %q", c.MetricsBind))
+		}
 	}
 	if err := new(slog.LevelVar).UnmarshalText([]byte(c.LogLevel)); err != nil {
 		faults.Add("logLevel", fmt.Sprintf("want debug, info, warn or error, got %q", c.LogLevel))

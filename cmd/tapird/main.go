@@ -99,6 +99,9 @@ from it what can change meanwhile.`,
 	f.IntVar(&flags.MaxPeers, "max-peers", flags.MaxPeers, "connections at once; a user other than root may have a quarter of them")
 	f.BoolVar(&flags.Uplink, "uplink", flags.Uplink, "keep the shortcut's routes to other nodes as the kernel's routing and neighbours are")
 	f.StringVar(&flags.BPFFS, "bpffs", flags.BPFFS, "folder of the pinned programs")
+	f.StringVar(&flags.MetricsBind, "metrics-bind-address", flags.MetricsBind, "address and port of /metrics, /healthz and /readyz; empty: none")
+	f.StringSliceVar(&flags.MetricsUplinks, "metrics-uplink", nil, "device of the node whose queues and page pools are among the metrics; may be given more than once")
+	f.BoolVar(&flags.PProf, "pprof", false, "serve /debug/pprof there too")
 	f.StringVar(&flags.LogLevel, "log-level", flags.LogLevel, "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", flags.LogFormat, "text or json")
 	return cmd
@@ -122,6 +125,7 @@ func checkNode(out io.Writer, c config) error {
 func (c config) agentConfig(log *slog.Logger) agent.Config {
 	return agent.Config{
 		StateDirs: c.StateDirs, BPFFS: c.BPFFS, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, NoUplink: !c.Uplink, Logger: log,
+		Metrics: agent.Metrics{Bind: c.MetricsBind, Profiles: c.PProf, Uplinks: c.MetricsUplinks},
 	}
 }
 

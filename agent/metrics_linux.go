@@ -1,0 +1,98 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/tapir-cni/tapir/agent/metrics"
+)
+
+// Metrics is what is served to Prometheus, and where.
+type Metrics struct {
+	Bind     string   // address and port; empty: nothing is served
+	Profiles bool     // serve /debug/pprof too
+	Uplinks  []string // devices of the node whose queues and page pools are shown
+}
+
+// metricsPart serves metrics. A port that is taken is seen where tapird was started.
+func (a *Agent) metricsPart() part {
+	m := a.c.Metrics
+	if m.Bind == "" {
+		return part{name: "metrics"}
+	}
+	var l net.Listener
+	listen := func() (err error) {
+		if l, err = net.Listen("tcp", m.Bind); err != nil {
+			return fmt.Errorf("serve metrics at %q: %w; choose another by --metrics-bind-address, or none by an empty one", m.Bind, err)
+		}
+		return nil
+	}
+	return part{
+		name: "metrics",
+		open: listen,
+		run: func(ctx context.Context) error {
+			if l == nil { // it failed, and let go of the port
+				if err := listen(); err != nil {
+					return err
+				}
+			}
+			mine := l
+			l = nil
+			e := metrics.New(metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Uplinks: m.Uplinks, Logger: a.log})
+			return e.Serve(ctx, mine, m.Profiles)
+		},
+		plan: func(_ context.Context, out io.Writer) error {
+			_, err := fmt.Fprintf(out, "metrics: serve them at http://%s/metrics\n", m.Bind)
+			return err
+		},
+	}
+}
+
+// status is which parts run.
+type status struct {
+	mu    sync.Mutex
+	parts []metrics.Part
+}
+
+func (s *status) list() []metrics.Part {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.parts)
+}
+
+func (s *status) set(i int, running bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.parts[i].Running, s.parts[i].Error = running, ""
+	if err != nil {
+		s.parts[i].Error = err.Error()
+	}
+}
+
+// track has it known of each part whether it runs.
+func (s *status) track(parts []part) []part {
+	for i := range parts {
+		run := parts[i].run
+		if run == nil {
+			continue
+		}
+		at := len(s.parts)
+		s.parts = append(s.parts, metrics.Part{Name: parts[i].name})
+		parts[i].run = func(ctx context.Context) error {
+			s.set(at, true, nil)
+			err := run(ctx)
+			told := err
+			if told == nil && ctx.Err() == nil {
+				told = errors.New("it ended by itself")
+			}
+			s.set(at, false, told)
+			return err
+		}
+	}
+	return parts
+}
