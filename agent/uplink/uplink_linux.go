@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"golang.org/x/sys/unix"
@@ -127,7 +128,14 @@ func receive(monitor *rtnl.Monitor, todo *changes) error {
 	}
 }
 
+// All is looked at again a second after something could not be read or written, then after twice as long each time.
+const (
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+)
+
 func (u *Uplink) loop(ctx context.Context, conn *rtnl.Conn, todo *changes, ended <-chan error) error {
+	retry := firstRetry
 	for {
 		select {
 		case <-ctx.Done():
@@ -137,8 +145,12 @@ func (u *Uplink) loop(ctx context.Context, conn *rtnl.Conn, todo *changes, ended
 		case <-todo.C:
 		}
 		if err := u.apply(conn, todo.take()); err != nil {
-			u.c.Logger.Warn("could not bring all routes of the shortcut up to date", "error", err)
+			u.c.Logger.Warn("could not bring all routes of the shortcut up to date; it is tried again", "error", err, "after", retry)
+			time.AfterFunc(retry, func() { todo.add(func(c *change) { c.all, c.entries = true, true }) }) // after the end it does nothing
+			retry = min(2*retry, lastRetry)
+			continue
 		}
+		retry = firstRetry
 	}
 }
 

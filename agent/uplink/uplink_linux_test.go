@@ -23,6 +23,7 @@ type memory struct {
 	asked   int
 	written int
 	uplinks map[int]Device
+	broken  int // writes that still fail
 }
 
 func newMemory(n *node, routes ...Route) *memory {
@@ -73,7 +74,10 @@ func (m *memory) SetUplink(d Device) error {
 func (m *memory) SetHop(r Route, h Hop) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.written++
+	if m.written++; m.broken > 0 {
+		m.broken--
+		return errors.New("busy")
+	}
 	if _, ok := m.entries[r.Prefix]; !ok {
 		return fs.ErrNotExist
 	}
@@ -317,6 +321,18 @@ func TestNothingHappensWhileNothingChanges(t *testing.T) {
 	defer m.mu.Unlock()
 	if m.asked != asked || m.written != written {
 		t.Errorf("want no look at the map and no write, got %d and %d", m.asked-asked, m.written-written)
+	}
+}
+
+// What could not be written is tried again, though nothing happens meanwhile.
+func TestFailedWriteIsTriedAgain(t *testing.T) {
+	n := newNode(t)
+	m := newMemory(n, Route{prefix4, hop4})
+	m.broken = 2
+	n.run(m.open, pinDir(t))
+	m.wantUsable(t, n, prefix4)
+	if m.written < 3 {
+		t.Errorf("want two failed writes and a good one, got %d: the test shows nothing", m.written)
 	}
 }
 
