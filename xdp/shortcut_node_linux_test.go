@@ -46,7 +46,7 @@ func newNode(t testing.TB, n int, mode Mode) *node {
 	testnode.Require(t, "root", "bpf", "btf", "tcx", "tun", "ipv6")
 	nd := &node{t: t, host: testnode.NewNetns(t), s: newShortcutAt(t), method: MethodTCX}
 	var err error
-	if nd.progs, err = Ensure(DefaultDir); err != nil {
+	if nd.progs, err = Ensure(nd.s.base); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = nd.progs.Close() })

@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -54,11 +57,11 @@ func peerParticipant() Participant {
 	}
 }
 
-// newShortcutAt pins the shortcut for a test, which then has all of DefaultDir to itself.
+// newShortcutAt pins the shortcut in a directory of this process: a fuzzer has several.
 func newShortcutAt(t testing.TB) *Shortcut {
 	t.Helper()
 	testnode.Require(t, "root", "bpf", "btf")
-	s, err := EnsureShortcut(DefaultDir)
+	s, err := EnsureShortcut(filepath.Join(bpffs, "tapir-"+strconv.Itoa(os.Getpid())))
 	if err != nil {
 		t.Fatalf("load shortcut: %+v", err)
 	}
@@ -66,7 +69,7 @@ func newShortcutAt(t testing.TB) *Shortcut {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := Remove(DefaultDir); err != nil {
+		if err := Remove(s.base); err != nil {
 			t.Error(err)
 		}
 	})
