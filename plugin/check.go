@@ -234,7 +234,7 @@ func (p *plugin) inspect(rec state.Attachment) (findings, error) {
 	}
 	k := &inspection{rec: rec, progs: progs}
 	if s := k.openForCheck(p.bpffs); s != nil {
-		defer s.Close() //nolint:errcheck // it was only read
+		defer s.Close()
 	}
 	if !rec.Chained {
 		k.hostSide(host)

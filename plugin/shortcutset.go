@@ -131,7 +131,7 @@ func (c Shortcuts) inSandbox(rec *state.Attachment, fn func(*xdp.Shortcut, *rtnl
 	if err != nil {
 		return err
 	}
-	defer s.Close() //nolint:errcheck // what it did is done
+	defer s.Close()
 	netns, err := openSandbox(rec.Netns)
 	if err != nil {
 		return err

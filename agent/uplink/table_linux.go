@@ -89,7 +89,7 @@ func (p *pinned) SetUplink(d Device) error {
 	if err != nil {
 		return err
 	}
-	defer own.Close() //nolint:errcheck // what it did is done
+	defer own.Close()
 	_, err = own.AttachUplink(xdp.Uplink{Index: d.Index, MAC: d.MAC, MTU: d.MTU}, state.Mode)
 	return err
 }

@@ -110,7 +110,7 @@ func runTrace(cmd *cobra.Command, o *options, t traceOptions) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close() //nolint:errcheck // it was only read
+	defer s.Close()
 	names, err := deviceNames(cmd.Context(), o)
 	if err != nil {
 		return err

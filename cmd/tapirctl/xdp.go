@@ -247,7 +247,7 @@ func upgradeXDP(ctx context.Context, o *options) ([]string, error) {
 	if s == nil {
 		return changed, errors.Join(append(errs, err)...)
 	}
-	defer s.Close() //nolint:errcheck // what it did is done
+	defer s.Close()
 	devices, err := plugin.Uplinks(s)
 	if errs = append(errs, err); len(devices) == 0 {
 		return changed, errors.Join(errs...)
@@ -256,7 +256,7 @@ func upgradeXDP(ctx context.Context, o *options) ([]string, error) {
 	if err != nil {
 		return changed, errors.Join(append(errs, err)...)
 	}
-	defer own.Close() //nolint:errcheck // what it did is done
+	defer own.Close()
 	for _, d := range devices {
 		did, err := own.Upgrade(d.Index)
 		if errs = append(errs, err); did {

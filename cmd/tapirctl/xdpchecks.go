@@ -56,7 +56,7 @@ func shortcutFindings(ctx context.Context, o *options, only string) ([]finding, 
 	if s == nil || err != nil {
 		return list, err
 	}
-	defer s.Close() //nolint:errcheck // it was only read
+	defer s.Close()
 	routes, err := xdpRoutes(o, s)
 	if err != nil {
 		return list, err
@@ -93,7 +93,7 @@ func (l *listed) addRefused(o *options, a state.Attachment) {
 	if s == nil || err != nil {
 		return
 	}
-	defer s.Close() //nolint:errcheck // it was only read
+	defer s.Close()
 	refused, err := s.Refused(uint32(a.TAP.Index))
 	if err != nil {
 		return

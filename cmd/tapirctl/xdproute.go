@@ -86,7 +86,7 @@ func addXDPRoute(cmd *cobra.Command, o *options, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close() //nolint:errcheck // what it did is done
+	defer s.Close()
 	err = uplink.WithRoutes(o.bpffs, func() error {
 		all, readErr := s.Routes()
 		if old, ok := all[prefix]; readErr != nil || ok && old.Addr == via && old.Uplink == uint32(index) {
@@ -150,7 +150,7 @@ func deleteXDPRoute(cmd *cobra.Command, o *options, args []string) error {
 		return err
 	}
 	if s != nil {
-		defer s.Close() //nolint:errcheck // what it did is done
+		defer s.Close()
 		if err := uplink.WithRoutes(o.bpffs, func() error { return s.DeleteRoute(prefix) }); err != nil {
 			return err
 		}
@@ -222,7 +222,7 @@ func listXDPRoutes(cmd *cobra.Command, o *options) error {
 	}
 	rows := []xdpRoute{}
 	if s != nil {
-		defer s.Close() //nolint:errcheck // it was only read
+		defer s.Close()
 		if rows, err = xdpRoutes(o, s); err != nil {
 			return err
 		}

@@ -69,7 +69,7 @@ func xdpRows(o *options, all []recorded) ([]xdpRow, error) {
 		return nil, err
 	}
 	if s != nil {
-		defer s.Close() //nolint:errcheck // it was only read
+		defer s.Close()
 	}
 	rows := []xdpRow{}
 	for _, a := range all {

@@ -121,7 +121,7 @@ func attachUplink(cmd *cobra.Command, o *options, name string, mode xdp.Mode) er
 	if err != nil {
 		return err
 	}
-	defer s.Close() //nolint:errcheck // what it did is done
+	defer s.Close()
 	conn, err := rtnl.Open()
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func detachUplink(cmd *cobra.Command, o *options, name string) error {
 		return err
 	}
 	if s != nil {
-		defer s.Close() //nolint:errcheck // what it did is done
+		defer s.Close()
 		conn, err := rtnl.Open()
 		if err != nil {
 			return err
@@ -216,7 +216,7 @@ func uplinkStatus(cmd *cobra.Command, o *options, names []string) error {
 		return err
 	}
 	if s != nil {
-		defer s.Close() //nolint:errcheck // it was only read
+		defer s.Close()
 	}
 	if len(names) == 0 && s != nil {
 		devices, findErr := plugin.Uplinks(s)

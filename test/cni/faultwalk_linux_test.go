@@ -36,7 +36,7 @@ var modes = []mode{
 		first.add()
 		return p, func() []string { return danLines(dir) }
 	}},
-	{"shortcut and bandwidth", 2, func(_ *testing.T, n *node) (*pod, func() []string) {
+	{"shortcut and bandwidth", 3, func(_ *testing.T, n *node) (*pod, func() []string) {
 		n.pod("sharer", withShortcut("native")).add() // its programs are there already, as on any node but a new one
 		return n.pod("c1", withShortcut("native").with(object{"runtimeConfig": limits})), nil
 	}},

@@ -425,7 +425,7 @@ func shortcutLines(t testing.TB) (lines []string) {
 	if err != nil {
 		return nil // nothing is pinned
 	}
-	defer s.Close() //nolint:errcheck // it was only read
+	defer s.Close()
 	all, err := s.Participants()
 	mustDo(t, err)
 	for tap := range all {
