@@ -72,7 +72,8 @@ func (n *node) leavesNothing() {
 	n.ctl("cleanup", "--yes")
 	for _, path := range []string{stateDir, pinDir} {
 		if _, err := os.Stat(path); err == nil {
-			n.t.Errorf("after the clean-up there is still %s", path)
+			left, _ := filepath.Glob(path + "/*")
+			n.t.Errorf("after the clean-up there is still %s with %q", path, left)
 			_ = os.RemoveAll(path) // the next test is not to suffer
 		}
 	}

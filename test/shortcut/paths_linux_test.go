@@ -55,14 +55,19 @@ func (w ways) taken() (frames uint64) {
 	return frames
 }
 
-// during runs f and says what became of the frames that the pod's guest sent meanwhile.
+// during runs f and says what became of the frames that the pod's guest sent meanwhile. Where f turns the shortcut on, they are
+// counted from there.
 func (p *pod) during(f func()) ways {
 	p.n.t.Helper()
 	before := p.row().Counters
 	f()
 	after := ways{}
 	for reason, c := range p.row().Counters {
-		if n := c.Frames - before[reason].Frames; n > 0 {
+		old := before[reason].Frames
+		if c.Frames < old {
+			old = 0
+		}
+		if n := c.Frames - old; n > 0 {
 			after[reason] = n
 		}
 	}
