@@ -195,7 +195,11 @@ func (p *plugin) reserve(ctx context.Context, store *state.Store, plan *Plan, re
 			rec.Addresses, rec.Routes = leases, routesFor(plan.Routes, leases)
 		}
 		if plan.Masquerade {
-			rec.Masquerade = masqChain(rec.Network, exceptions(rec, plan))
+			except := exceptions(rec, plan)
+			rec.Masquerade = masqChain(rec.Network, except)
+			if err := keepExceptions(tx, rec, except); err != nil {
+				return err
+			}
 		}
 		var err error
 		if taken, err = reserveIndexes(tx, rec, progs); err != nil {

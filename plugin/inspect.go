@@ -274,6 +274,13 @@ func (k *inspection) tap(pod *rtnl.Conn) {
 		k.add("%s: %v", dev.Name, err)
 		return
 	}
+	k.tapFlags(got)
+	k.noqueue(pod, dev)
+}
+
+// tapFlags compares what the TAP was created with.
+func (k *inspection) tapFlags(got tap.Info) {
+	dev := k.rec.TAP
 	k.differ(dev.Name+": flags", tap.FlagNames(tap.Flags(k.rec.Queues)), tap.FlagNames(got.Flags))
 	if !got.Persistent {
 		k.add("%s: is not persistent", dev.Name)
@@ -282,7 +289,10 @@ func (k *inspection) tap(pod *rtnl.Conn) {
 		k.differ(dev.Name+": owner", optional(k.rec.Owner), optional(got.Owner))
 		k.differ(dev.Name+": group", optional(k.rec.GroupID), optional(got.Group))
 	}
-	if kind, err := pod.RootQdisc(dev.Index); err != nil {
+}
+
+func (k *inspection) noqueue(conn *rtnl.Conn, dev state.Device) {
+	if kind, err := conn.RootQdisc(dev.Index); err != nil {
 		k.add("%s: %v", dev.Name, err)
 	} else {
 		k.differ(dev.Name+": qdisc", "noqueue", kind)
