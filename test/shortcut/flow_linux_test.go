@@ -37,18 +37,24 @@ const flowPace = time.Millisecond
 
 // converse starts a flow.
 func converse(from, to *machine, family int) *flow {
+	from.n.t.Helper()
+	return converseAt(from, to.inside, to.addr(family), fmt.Sprintf("%s, %s to %s", families[family], from.id, to.id))
+}
+
+// converseAt starts one to a netns that has that address.
+func converseAt(from *machine, netns string, at netip.Addr, what string) *flow {
 	t := from.n.t
 	t.Helper()
-	f := &flow{t: t, what: fmt.Sprintf("%s, %s to %s", families[family], from.id, to.id), sent: sha256.New(), back: sha256.New(), finished: make(chan error, 3)}
+	f := &flow{t: t, what: what, sent: sha256.New(), back: sha256.New(), finished: make(chan error, 3)}
 	var l net.Listener
-	testnode.In(t, to.inside, func() {
+	testnode.In(t, netns, func() {
 		var err error
-		l, err = net.ListenTCP("tcp", &net.TCPAddr{IP: to.addr(family).AsSlice(), Port: flowPort})
+		l, err = net.ListenTCP("tcp", &net.TCPAddr{IP: at.AsSlice(), Port: flowPort})
 		check(t, err)
 	})
 	defer l.Close()
 	var err error
-	f.client, err = from.dial(netip.AddrPortFrom(to.addr(family), flowPort), connection{})
+	f.client, err = from.dial(netip.AddrPortFrom(at, flowPort), connection{})
 	check(t, err)
 	check(t, l.(*net.TCPListener).SetDeadline(time.Now().Add(patience)))
 	server, err := l.Accept()
