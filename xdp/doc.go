@@ -7,4 +7,9 @@
 // the process and the pins.
 //
 // The decision about a frame is bpf/decide.h; the layout of the maps is bpf/tapir.h.
+//
+// The shortcut is beside that, and optional: XDP on the TAP, tc on the host end and XDP on the uplink take frames that need
+// nothing of the host straight to another guest or node. [EnsureShortcut] pins its programs, and its maps once for all versions of
+// one layout. An attachment takes part by [Shortcut.Join], AddDevice, AttachTAP, AttachHost and, last, Publish, and ends it the
+// other way round. The decision is bpf/shortcut_decide.h; why it is so, docs/design/0007-the-shortcut.md.
 package xdp

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Settings are what the programs of all versions of a layout go by.
@@ -13,15 +16,16 @@ type Settings struct {
 	// that is still partial. At most MaxTunnelPorts.
 	TunnelPorts []uint16
 
-	// UDPLifetime is how long a verdict on a UDP or ICMP flow holds before conntrack is asked again.
+	// UDPLifetime is how long a verdict on a UDP flow holds before conntrack is asked again, in whole ticks of the kernel.
 	UDPLifetime time.Duration
 }
 
 // MaxTunnelPorts bounds [Settings].
 const MaxTunnelPorts = len(shortcutShortcutSettings{}.TunnelPorts)
 
-// DefaultSettings has the ports of VXLAN (IANA's, Linux's), Geneve, VXLAN-GPE, GUE, FOU's customary one and WireGuard-free
-// L2TP, and a second.
+// DefaultSettings has the ports of VXLAN (4789, and Linux's older 8472), Geneve (6081), VXLAN-GPE (4790), GUE (6080), FOU as its
+// examples have it (5555) and L2TP (1701), and a second. WireGuard and QUIC carry no inner checksum that anybody could
+// leave partial.
 func DefaultSettings() Settings {
 	return Settings{TunnelPorts: []uint16{4789, 8472, 6081, 4790, 6080, 5555, 1701}, UDPLifetime: time.Second}
 }
@@ -41,7 +45,7 @@ func (v Settings) validate() error {
 
 // into writes v over what the map has, the rest of which is not for users to set.
 func (v Settings) into(raw *shortcutShortcutSettings) {
-	raw.UdpLifetime = uint64(v.UDPLifetime)
+	raw.UdpLifetime = uint64((v.UDPLifetime + tick() - 1) / tick())
 	raw.TunnelPorts = [MaxTunnelPorts]uint16{}
 	for i, p := range v.TunnelPorts {
 		raw.TunnelPorts[i] = htons(p)
@@ -54,7 +58,7 @@ func (s *Shortcut) Settings() (Settings, error) {
 	if err != nil {
 		return Settings{}, err
 	}
-	v := Settings{UDPLifetime: time.Duration(raw.UdpLifetime)}
+	v := Settings{UDPLifetime: time.Duration(raw.UdpLifetime) * tick()}
 	for _, p := range raw.TunnelPorts {
 		if p != 0 {
 			v.TunnelPorts = append(v.TunnelPorts, htons(p))
@@ -110,6 +114,15 @@ func (s *Shortcut) changeSettings(change func(*shortcutShortcutSettings)) error 
 func (s *Shortcut) newEpoch() error {
 	return s.changeSettings(func(raw *shortcutShortcutSettings) { raw.Epoch++ })
 }
+
+// tick is how long one of the kernel's jiffies is: the resolution of the clock that goes by them.
+var tick = sync.OnceValue(func() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		panic(err) // no kernel since 2.6.32 lacks it
+	}
+	return time.Duration(ts.Nano())
+})
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 

@@ -42,6 +42,7 @@ type shortcutBpfDevmapVal struct {
 type shortcutFlow struct {
 	_       structs.HostLayout
 	Asked   uint64
+	Tick    uint64
 	Epoch   uint32
 	Verdict shortcutVerdict
 }

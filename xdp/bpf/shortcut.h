@@ -162,6 +162,7 @@ enum verdict {
 /* The value of both. */
 struct flow {
 	__u64 asked; /* CLOCK_MONOTONIC_COARSE, ns */
+	__u64 tick;  /* the same in jiffies, which cost nothing to read */
 	__u32 epoch; /* settings.epoch when it was asked */
 	enum verdict verdict;
 };
@@ -181,7 +182,7 @@ struct trace_filter {
 struct shortcut_settings {
 	__u64 trace_until;  /* CLOCK_MONOTONIC, ns; 0: no trace */
 	__u64 trace_lost;   /* events that the ring had no room for */
-	__u64 udp_lifetime; /* ns, of a verdict on UDP or ICMP */
+	__u64 udp_lifetime; /* of a verdict on UDP, jiffies */
 	__u32 epoch;	    /* verdicts of another are asked anew */
 	__u32 nr_routes;    /* 0: map routes is not looked at */
 	__be16 tunnel_ports[SHORTCUT_TUNNEL_PORTS]; /* unused ones are 0 */
@@ -216,7 +217,7 @@ _Static_assert(sizeof(struct pod) == 28, "struct pod");
 _Static_assert(sizeof(struct route) == 40, "struct route");
 _Static_assert(sizeof(struct flow_key) == 40, "struct flow_key");
 _Static_assert(sizeof(struct flow4_key) == 16, "struct flow4_key");
-_Static_assert(sizeof(struct flow) == 16, "struct flow");
+_Static_assert(sizeof(struct flow) == 24, "struct flow");
 _Static_assert(sizeof(struct shortcut_settings) == 112, "struct shortcut_settings");
 _Static_assert(sizeof(struct path_event) == 80, "struct path_event");
 

@@ -123,7 +123,7 @@ static __always_inline bool verdict_holds(const struct flow *flow, const struct 
 {
 	if (flow->epoch != s->epoch || f->syn)
 		return false;
-	return f->key.proto == IPPROTO_TCP || bpf_ktime_get_coarse_ns() - flow->asked < s->udp_lifetime;
+	return f->key.proto == IPPROTO_TCP || bpf_jiffies64() - flow->tick < s->udp_lifetime;
 }
 
 /*
@@ -142,6 +142,7 @@ static __always_inline enum verdict flow_verdict(void *ctx, enum path_hook hook,
 	/* The epoch first: what changes in between is asked again. */
 	fresh.epoch = s->epoch;
 	fresh.asked = bpf_ktime_get_coarse_ns();
+	fresh.tick = bpf_jiffies64();
 	if (hook == HOOK_HOST_TC)
 		fresh.verdict = ask_conntrack_tc(ctx, &f->key, f->ipv6);
 	else
@@ -153,6 +154,7 @@ static __always_inline enum verdict flow_verdict(void *ctx, enum path_hook hook,
 	} else {
 		flow->verdict = fresh.verdict;
 		flow->asked = fresh.asked;
+		flow->tick = fresh.tick;
 		flow->epoch = fresh.epoch;
 	}
 	return fresh.verdict;
