@@ -15,6 +15,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/client"
 	"github.com/tapir-cni/tapir/agent/journal"
 	"github.com/tapir-cni/tapir/agent/measure"
+	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/state"
 )
@@ -32,6 +33,8 @@ type Config struct {
 
 	Metrics Metrics
 
+	Tuner tuner.Options // can change while it runs
+
 	Logger *slog.Logger
 }
 
@@ -45,6 +48,7 @@ type Agent struct {
 	watch   *watch.Watcher
 	measure *measure.Sampler
 	journal *journal.Journal // of the first state folder
+	tuner   *tuner.Tuner
 	status  status
 	parts   []part
 	pause   time.Duration
@@ -69,6 +73,7 @@ func New(c Config) *Agent {
 	a.watch = watch.New(watch.Config{StateDirs: c.StateDirs, Logger: c.Logger})
 	a.measure = measure.New(measure.Config{Watch: a.watch, StateDirs: c.StateDirs, BPFFS: c.BPFFS, Logger: c.Logger})
 	a.journal = journal.New(c.StateDirs[0])
+	a.tuner = tuner.New(tuner.Config{Watch: a.watch, Measure: a.measure, Journal: a.journal, Options: c.Tuner, Logger: c.Logger})
 	a.parts = a.status.track(a.list())
 	return a
 }

@@ -27,6 +27,7 @@ func (a *Agent) list() []part {
 		{name: "journal", open: a.openJournal},
 		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
 		{name: partMeasure, run: a.measure.Run},
+		{name: "tuner", run: a.tuner.Run, reload: a.reloadTuner, plan: a.tuner.Plan},
 		a.uplinkPart(),
 		a.metricsPart(),
 	}
@@ -38,6 +39,11 @@ func (a *Agent) openJournal() error {
 		a.log.Warn("the journal was unreadable; what an earlier tapird changed stays as it is", "kept", aside)
 	}
 	return err
+}
+
+func (a *Agent) reloadTuner(c Config) error {
+	a.tuner.Reload(c.Tuner)
+	return nil
 }
 
 func (a *Agent) planWatch(_ context.Context, out io.Writer) error {

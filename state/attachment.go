@@ -109,7 +109,8 @@ type Attachment struct {
 	Owner     *int   `json:"owner,omitempty"`
 	GroupID   *int   `json:"groupID,omitempty"` // the TAP's group
 	TxQueue   int    `json:"txQueueLen,omitempty"`
-	NoNAPI    bool   `json:"noNAPI,omitempty"` // the configuration says "napi": false; a rebuilt record does not know, and has NAPI on
+	NoNAPI    bool   `json:"noNAPI,omitempty"`  // the configuration says "napi": false; a rebuilt record does not know, and has NAPI on
+	Profile   string `json:"profile,omitempty"` // of the agent's tuner, that the pod asks for by annotation; it is for tapird's configuration to allow it
 	MTU       int    `json:"mtu"`
 	GuestMAC  string `json:"guestMAC"`
 

@@ -15,6 +15,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
 	"github.com/tapir-cni/tapir/agent/metrics"
+	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/internal/jsonkeys"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/xdp"
@@ -33,7 +34,14 @@ type config struct {
 	MetricsUplinks []string `json:"metricsUplinks"`
 	PProf          bool     `json:"pprof"`
 
-	LogLevel  string `json:"logLevel"`
+	LogLevel string `json:"logLevel"`
+
+	Tuner       string                  `json:"tuner"`
+	Profile     string                  `json:"profile"`
+	Profiles    tuner.Profiles          `json:"profiles"`    // the file's alone
+	PodProfiles []string                `json:"podProfiles"` // likewise
+	TuneUplinks map[string]tuner.Uplink `json:"tuneUplinks"` // likewise
+
 	LogFormat string `json:"logFormat"`
 }
 
@@ -53,7 +61,8 @@ func (d *duration) UnmarshalText(text []byte) error {
 func defaults() config {
 	return config{
 		Socket: client.DefaultSocket, StateDirs: []string{state.DefaultDir}, Timeout: duration(broker.DefaultTimeout),
-		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, MetricsBind: metrics.DefaultBind, LogLevel: "info", LogFormat: "text",
+		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, MetricsBind: metrics.DefaultBind,
+		Tuner: string(tuner.On), Profile: tuner.DefaultProfile, PodProfiles: []string{tuner.OffProfile}, LogLevel: "info", LogFormat: "text",
 	}
 }
 
@@ -101,6 +110,8 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 		"metrics-uplink":       func() { out.MetricsUplinks = c.MetricsUplinks },
 		"pprof":                func() { out.PProf = c.PProf },
 
+		"tuner":      func() { out.Tuner = c.Tuner },
+		"profile":    func() { out.Profile = c.Profile },
 		"log-level":  func() { out.LogLevel = c.LogLevel },
 		"log-format": func() { out.LogFormat = c.LogFormat },
 	} {
@@ -166,6 +177,21 @@ func (c config) validate() error {
 		} else if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
 			faults.Add("metricsBindAddress", fmt.Sprintf("want an IP address, \"localhost\" or nothing before the port, got %q", c.MetricsBind))
 		}
+	}
+	if modes := []string{string(tuner.On), string(tuner.Off), string(tuner.Look)}; !slices.Contains(modes, c.Tuner) {
+		faults.Add("tuner", fmt.Sprintf("want one of %q, got %q", modes, c.Tuner))
+	}
+	c.Profiles.Validate("profiles", faults.Add)
+	if !slices.Contains(c.Profiles.Names(), c.Profile) {
+		faults.Add("profile", fmt.Sprintf("want one of %q, got %q", c.Profiles.Names(), c.Profile))
+	}
+	for i, name := range c.PodProfiles {
+		if !slices.Contains(c.Profiles.Names(), name) {
+			faults.Add(fmt.Sprintf("podProfiles[%d]", i), fmt.Sprintf("want one of %q, got %q", c.Profiles.Names(), name))
+		}
+	}
+	for name, u := range c.TuneUplinks {
+		u.Validate("tuneUplinks."+name, faults.Add)
 	}
 	if err := new(slog.LevelVar).UnmarshalText([]byte(c.LogLevel)); err != nil {
 		faults.Add("logLevel", fmt.Sprintf("want debug, info, warn or error, got %q", c.LogLevel))

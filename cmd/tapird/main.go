@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/tapir-cni/tapir/agent"
+	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/internal/version"
 	"github.com/tapir-cni/tapir/tap"
 	"golang.org/x/sys/unix"
@@ -102,6 +103,8 @@ from it what can change meanwhile.`,
 	f.StringVar(&flags.MetricsBind, "metrics-bind-address", flags.MetricsBind, "address and port of /metrics, /healthz and /readyz; empty: none")
 	f.StringSliceVar(&flags.MetricsUplinks, "metrics-uplink", nil, "device of the node whose queues and page pools are among the metrics; may be given more than once")
 	f.BoolVar(&flags.PProf, "pprof", false, "serve /debug/pprof there too")
+	f.StringVar(&flags.Tuner, "tuner", flags.Tuner, "on: tune TAPs by what their guests send; off: give back what was tuned; dry-run: say in the log what would be tuned")
+	f.StringVar(&flags.Profile, "profile", flags.Profile, "of TAPs whose pods ask for none")
 	f.StringVar(&flags.LogLevel, "log-level", flags.LogLevel, "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", flags.LogFormat, "text or json")
 	return cmd
@@ -126,6 +129,7 @@ func (c config) agentConfig(log *slog.Logger) agent.Config {
 	return agent.Config{
 		StateDirs: c.StateDirs, BPFFS: c.BPFFS, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, NoUplink: !c.Uplink, Logger: log,
 		Metrics: agent.Metrics{Bind: c.MetricsBind, Profiles: c.PProf, Uplinks: c.MetricsUplinks},
+		Tuner:   tuner.Options{Mode: tuner.Mode(c.Tuner), Profile: c.Profile, Profiles: c.Profiles, PodProfiles: c.PodProfiles, Uplinks: c.TuneUplinks},
 	}
 }
 
