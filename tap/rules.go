@@ -40,10 +40,10 @@ func (r Rule) Applies(t Traffic) bool {
 	if r.FramesBelow > 0 && t.FramesPerSecond >= r.FramesBelow {
 		return false
 	}
-	switch {
-	case r.SizeBelow == 0:
+	switch r.SizeBelow {
+	case 0:
 		return true
-	case r.SizeBelow == 1:
+	case 1:
 		return t.BytesPerFrame <= float64(t.MTU+frameOverhead)
 	}
 	return t.BytesPerFrame < r.SizeBelow*float64(t.MTU)
