@@ -37,7 +37,7 @@ func (a *apply) run() error {
 	}
 	a.trace.Mark("devices and programs")
 	if a.plan.Chained {
-		return nil
+		return a.publish(a.bpffs)
 	}
 	if err := a.hostSide(); err != nil {
 		return err

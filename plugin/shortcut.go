@@ -168,9 +168,6 @@ func (a *apply) attachHostShortcut() error {
 // publish makes the attachment's addresses targets of the shortcut, or sees to it that they are not another one's. It comes
 // last.
 func (a *apply) publish(bpffs string) error {
-	if a.plan.Chained {
-		return nil
-	}
 	if !a.joined {
 		return xdp.DropStale(bpffs, prefixesOf(a.rec))
 	}

@@ -44,10 +44,13 @@ func TestKilledAddIsCleanedUp(t *testing.T) {
 	bystander := n.pod("bystander", c)
 	r := bystander.add()
 	timed := n.pod("timed", c)
-	start := time.Now()
-	timed.add()
-	takes := time.Since(start)
-	timed.works("DEL", nil)
+	takes := time.Hour
+	for range 3 { // on a busy machine one may take so long that no kill would come in time
+		start := time.Now()
+		timed.add()
+		takes = min(takes, time.Since(start))
+		timed.works("DEL", nil)
+	}
 	before := n.snapshot(bystander.netns)
 	var pending, killed int
 	for i := range 50 {

@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -139,6 +140,18 @@ func TestStaleEntryIsDroppedByTheNextADD(t *testing.T) {
 		}
 		p.works("DEL", nil)
 	}
+	mustDo(t, s.Leave(dead.TAP, dead.Host))
+	// The address of another plugin's interface, too.
+	after := n.chain("chained", neighbours[1].conf.with(object{"ipam": neighbours[1].static(60)}), chainConf(nil))
+	dead.Addresses = []netip.Prefix{netip.MustParsePrefix("10.23.0.60/32")}
+	mustDo(t, s.Join(dead))
+	mustDo(t, s.Publish(dead.TAP))
+	after.add()
+	if targets, err := s.Published(); err != nil || targets[netip.MustParseAddr("10.23.0.60")] != 0 {
+		t.Errorf("after another plugin's ADD: the address leads to %v, %v", targets, err)
+	}
+	after.works("DEL", nil)
+	after.delBefore()
 	mustDo(t, s.Leave(dead.TAP, dead.Host))
 	// What nobody has is the clean-up's.
 	mustDo(t, s.Join(dead))
@@ -375,6 +388,26 @@ func TestTraceSaysWhichPathAndWhy(t *testing.T) {
 	if out := n.ctl("trace", "--attachment", "a", "--proto", "tpc"); out.code != 2 {
 		t.Errorf("an unknown protocol: %s", out)
 	}
+}
+
+func TestWatchShowsCountersAgainAndAgain(t *testing.T) {
+	n := newNode(t)
+	a, b := n.pod("a", withShortcut("auto")), n.pod("b", withShortcut("auto"))
+	ga, gb := boot(a, a.add()), boot(b, b.add())
+	ga.wantPing(gb.ip[true])
+	var out bytes.Buffer
+	cmd := exec.Command(filepath.Join(os.Getenv(binDirEnv), "tapirctl"), "xdp", "a", "--watch", "50ms")
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	n.start(cmd)
+	time.Sleep(600 * time.Millisecond)
+	mustDo(t, cmd.Process.Signal(os.Interrupt))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("interrupted: %v", err)
+	}
+	if looks := strings.Count(out.String(), "CONTAINER  IFNAME  TAP"); looks < 2 {
+		t.Errorf("want several looks, got %d", looks)
+	}
+	wantText(t, out.String(), "RATE", "xdp_to_guest", "native")
 }
 
 // An ADD without the shortcut does not pin it, one with it leaves its programs to the clean-up.
