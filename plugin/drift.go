@@ -61,8 +61,9 @@ type Drift struct {
 	StateDir string
 	BPFFS    string // the folder of the pinned programs
 
-	// TxQueueLen is the length of the TAP's ring that somebody chose since, in frames; 0: that of the record.
-	TxQueueLen int
+	// Rings are lengths of the TAP's ring, in frames, that are right beside that of the record: the agent's tuner chose them. A repair sets the
+	// first.
+	Rings []int
 }
 
 // ErrHeld says that an attachment is being added or removed, or is another by now: it is nobody else's affair.

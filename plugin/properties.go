@@ -1,13 +1,13 @@
 package plugin
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
@@ -139,13 +139,12 @@ func (v *visit) tap(conn *rtnl.Conn) {
 		}
 		k.tapFlags(got)
 	}, nil)
-	ring := cmp.Or(v.TxQueueLen, v.rec.TxQueue)
-	if ring != 0 {
+	if rings := append(slices.Clone(v.Rings), v.rec.TxQueue); v.rec.TxQueue != 0 {
 		v.compare(PropertyRing, dev.Name, func(k *inspection) {
-			if link, err := conn.LinkByName(dev.Name); err == nil {
-				k.differ(dev.Name+": txQueueLen", ring, link.Attrs().TxQLen)
+			if link, err := conn.LinkByName(dev.Name); err == nil && !slices.Contains(rings, link.Attrs().TxQLen) {
+				k.differ("txQueueLen", rings[0], link.Attrs().TxQLen)
 			}
-		}, func() error { return conn.Configure(dev.Index, rtnl.Settings{Name: dev.Name, TxQueueLen: ring}) })
+		}, func() error { return conn.Configure(dev.Index, rtnl.Settings{Name: dev.Name, TxQueueLen: rings[0]}) })
 	}
 	v.compare(PropertyQdisc, dev.Name, func(k *inspection) { k.noqueue(conn, dev) }, func() error { return conn.SetNoqueue(dev.Index) })
 }
