@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/tapir-cni/tapir/agent/metrics"
+	"github.com/tapir-cni/tapir/agent/tuner"
 )
 
 // Metrics is what is served to Prometheus, and where.
@@ -43,7 +44,7 @@ func (a *Agent) metricsPart() part {
 			}
 			mine := l
 			l = nil
-			e := metrics.New(metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Uplinks: m.Uplinks, Logger: a.log})
+			e := metrics.New(metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Tuner: told{a.tuner}, Uplinks: m.Uplinks, Logger: a.log})
 			return e.Serve(ctx, mine, m.Profiles)
 		},
 		plan: func(_ context.Context, out io.Writer) error {
@@ -51,6 +52,18 @@ func (a *Agent) metricsPart() part {
 			return err
 		},
 	}
+}
+
+// told is the tuner, as metrics want it.
+type told struct{ *tuner.Tuner }
+
+// Decisions are the tuner's counts.
+func (t told) Decisions() []metrics.Decisions {
+	var list []metrics.Decisions
+	for _, c := range t.Counts() {
+		list = append(list, metrics.Decisions{Kind: string(c.Kind), To: c.To, Result: string(c.Result), N: c.N})
+	}
+	return list
 }
 
 // status is which parts run.

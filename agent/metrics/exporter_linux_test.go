@@ -441,8 +441,8 @@ func TestTapirdServes(t *testing.T) {
 	if !ready.Ready || !running["watch"] || !running["measure"] || !running["metrics"] {
 		t.Errorf("want it ready, got %s", text)
 	}
-	if code, text := get("/healthz", ""); code != http.StatusOK || string(text) != "ok\n" {
-		t.Errorf("/healthz: got %d, %s", code, text)
+	if code, body := get("/healthz", ""); code != http.StatusOK || string(body) != "ok\n" {
+		t.Errorf("/healthz: got %d, %s", code, body)
 	}
 	if code, _ := get("/debug/pprof/", ""); code != http.StatusNotFound {
 		t.Errorf("want no pprof without its flag, got %d", code)

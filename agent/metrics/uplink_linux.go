@@ -34,7 +34,7 @@ func (p *page) uplink(name string) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer c.Close() //nolint:errcheck // of a socket that was read
 	return errors.Join(p.pools(c, dev.Index, base), p.polling(c, dev.Index, base))
 }
 

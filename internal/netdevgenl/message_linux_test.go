@@ -115,9 +115,9 @@ func TestARealDevice(t *testing.T) {
 		t.Fatalf("without GRO: want no NAPI, got %+v, %v", napis, err)
 	}
 	for _, one := range []string{"v0", "v1"} {
-		end, err := vnetlink.LinkByName(one)
-		if err != nil || vnetlink.LinkSetUp(end) != nil {
-			t.Fatal("set up", one, err)
+		end, findErr := vnetlink.LinkByName(one)
+		if findErr != nil || vnetlink.LinkSetUp(end) != nil {
+			t.Fatal("set up", one, findErr)
 		}
 	}
 	setGRO(t, "v0")

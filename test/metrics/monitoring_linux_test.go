@@ -44,7 +44,7 @@ func (k known) check(query string) (have map[string]bool, err error) {
 		}
 		for _, m := range v.LabelMatchers {
 			switch {
-			case m.Name == labels.MetricName:
+			case m.Name == model.MetricNameLabel:
 			case series[m.Name] == nil:
 				errs = append(errs, fmt.Errorf("%s has no label %q", v.Name, m.Name))
 			case m.Type == labels.MatchEqual && !series[m.Name][m.Value] && !series[m.Name][""]:
