@@ -15,6 +15,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/client"
 	"github.com/tapir-cni/tapir/agent/journal"
 	"github.com/tapir-cni/tapir/agent/measure"
+	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/state"
@@ -33,7 +34,8 @@ type Config struct {
 
 	Metrics Metrics
 
-	Tuner tuner.Options // can change while it runs
+	Tuner     tuner.Options     // can change while it runs
+	Reconcile reconcile.Options // likewise
 
 	Logger *slog.Logger
 }
@@ -49,6 +51,7 @@ type Agent struct {
 	measure *measure.Sampler
 	journal *journal.Journal // of the first state folder
 	tuner   *tuner.Tuner
+	mend    *reconcile.Reconciler
 	status  status
 	parts   []part
 	pause   time.Duration
@@ -74,6 +77,9 @@ func New(c Config) *Agent {
 	a.measure = measure.New(measure.Config{Watch: a.watch, StateDirs: c.StateDirs, BPFFS: c.BPFFS, Logger: c.Logger})
 	a.journal = journal.New(c.StateDirs[0])
 	a.tuner = tuner.New(tuner.Config{Watch: a.watch, Measure: a.measure, Journal: a.journal, Options: c.Tuner, Logger: c.Logger})
+	a.mend = reconcile.New(reconcile.Config{
+		Watch: a.watch, StateDirs: c.StateDirs, Journal: a.journal, BPFFS: c.BPFFS, Options: c.Reconcile, Logger: c.Logger,
+	})
 	a.parts = a.status.track(a.list())
 	return a
 }

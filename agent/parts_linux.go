@@ -28,6 +28,7 @@ func (a *Agent) list() []part {
 		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
 		{name: partMeasure, run: a.measure.Run},
 		{name: "tuner", run: a.tuner.Run, reload: a.reloadTuner, plan: a.tuner.Plan},
+		{name: "reconcile", run: a.mend.Run, reload: a.reloadReconcile, plan: a.mend.Plan},
 		a.uplinkPart(),
 		a.metricsPart(),
 	}
@@ -43,6 +44,11 @@ func (a *Agent) openJournal() error {
 
 func (a *Agent) reloadTuner(c Config) error {
 	a.tuner.Reload(c.Tuner)
+	return nil
+}
+
+func (a *Agent) reloadReconcile(c Config) error {
+	a.mend.Reload(c.Reconcile)
 	return nil
 }
 

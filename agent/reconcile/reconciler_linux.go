@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
@@ -322,8 +321,6 @@ func (r *Reconciler) takeDirty() (watch.ID, bool) {
 
 // ValidateEndpoint says what is wrong with an endpoint of the runtime.
 func ValidateEndpoint(endpoint string) error {
-	if _, err := cri.New(endpoint); err != nil {
-		return fmt.Errorf("runtime: %w", err)
-	}
-	return nil
+	_, err := cri.New(endpoint)
+	return err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
 	"github.com/tapir-cni/tapir/agent/metrics"
+	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/internal/jsonkeys"
 	"github.com/tapir-cni/tapir/state"
@@ -42,6 +43,12 @@ type config struct {
 	PodProfiles []string                `json:"podProfiles"` // likewise
 	TuneUplinks map[string]tuner.Uplink `json:"tuneUplinks"` // likewise
 
+	Reconcile   string             `json:"reconcile"`
+	CRIEndpoint string             `json:"criEndpoint"`
+	Grace       duration           `json:"grace"`
+	Every       duration           `json:"reconcileEvery"` // the file's alone
+	Policies    reconcile.Policies `json:"policies"`       // likewise
+
 	LogFormat string `json:"logFormat"`
 }
 
@@ -62,7 +69,8 @@ func defaults() config {
 	return config{
 		Socket: client.DefaultSocket, StateDirs: []string{state.DefaultDir}, Timeout: duration(broker.DefaultTimeout),
 		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, MetricsBind: metrics.DefaultBind,
-		Tuner: string(tuner.On), Profile: tuner.DefaultProfile, PodProfiles: []string{tuner.OffProfile}, LogLevel: "info", LogFormat: "text",
+		Tuner: string(tuner.On), Profile: tuner.DefaultProfile, PodProfiles: []string{tuner.OffProfile},
+		Reconcile: string(reconcile.On), Grace: duration(reconcile.DefaultGrace), Every: duration(reconcile.DefaultEvery), LogLevel: "info", LogFormat: "text",
 	}
 }
 
@@ -109,6 +117,10 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 		"metrics-bind-address": func() { out.MetricsBind = c.MetricsBind },
 		"metrics-uplink":       func() { out.MetricsUplinks = c.MetricsUplinks },
 		"pprof":                func() { out.PProf = c.PProf },
+
+		"reconcile":    func() { out.Reconcile = c.Reconcile },
+		"cri-endpoint": func() { out.CRIEndpoint = c.CRIEndpoint },
+		"grace":        func() { out.Grace = c.Grace },
 
 		"tuner":      func() { out.Tuner = c.Tuner },
 		"profile":    func() { out.Profile = c.Profile },
@@ -193,6 +205,21 @@ func (c config) validate() error {
 	for name, u := range c.TuneUplinks {
 		u.Validate("tuneUplinks."+name, faults.Add)
 	}
+	if modes := []string{string(reconcile.On), string(reconcile.Idle), string(reconcile.DryRun)}; !slices.Contains(modes, c.Reconcile) {
+		faults.Add("reconcile", fmt.Sprintf("want one of %q, got %q", modes, c.Reconcile))
+	}
+	if c.CRIEndpoint != "" {
+		if err := reconcile.ValidateEndpoint(c.CRIEndpoint); err != nil {
+			faults.Add("criEndpoint", err.Error())
+		}
+	}
+	if c.Grace.Std() < time.Second || c.Grace.Std() > 24*time.Hour {
+		faults.Add("grace", fmt.Sprintf("want 1s to 24h, got %s", c.Grace.Std()))
+	}
+	if c.Every.Std() < 10*time.Second || c.Every.Std() > 24*time.Hour {
+		faults.Add("reconcileEvery", fmt.Sprintf("want 10s to 24h, got %s", c.Every.Std()))
+	}
+	c.Policies.Validate("policies", faults.Add)
 	if err := new(slog.LevelVar).UnmarshalText([]byte(c.LogLevel)); err != nil {
 		faults.Add("logLevel", fmt.Sprintf("want debug, info, warn or error, got %q", c.LogLevel))
 	}

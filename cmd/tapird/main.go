@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/tapir-cni/tapir/agent"
+	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/internal/version"
 	"github.com/tapir-cni/tapir/tap"
@@ -105,6 +106,9 @@ from it what can change meanwhile.`,
 	f.BoolVar(&flags.PProf, "pprof", false, "serve /debug/pprof there too")
 	f.StringVar(&flags.Tuner, "tuner", flags.Tuner, "on: tune TAPs by what their guests send; off: give back what was tuned; dry-run: say in the log what would be tuned")
 	f.StringVar(&flags.Profile, "profile", flags.Profile, "of TAPs whose pods ask for none")
+	f.StringVar(&flags.Reconcile, "reconcile", flags.Reconcile, "on: remove attachments that are dead and repair what was changed; off: do not look; dry-run: say in the log what would be done")
+	f.StringVar(&flags.CRIEndpoint, "cri-endpoint", "", "socket of the container runtime: attachments of pods that it does not know are dead too")
+	f.DurationVar((*time.Duration)(&flags.Grace), "grace", flags.Grace.Std(), "how long a thing must look dead before it is removed")
 	f.StringVar(&flags.LogLevel, "log-level", flags.LogLevel, "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", flags.LogFormat, "text or json")
 	return cmd
@@ -130,6 +134,9 @@ func (c config) agentConfig(log *slog.Logger) agent.Config {
 		StateDirs: c.StateDirs, BPFFS: c.BPFFS, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, NoUplink: !c.Uplink, Logger: log,
 		Metrics: agent.Metrics{Bind: c.MetricsBind, Profiles: c.PProf, Uplinks: c.MetricsUplinks},
 		Tuner:   tuner.Options{Mode: tuner.Mode(c.Tuner), Profile: c.Profile, Profiles: c.Profiles, PodProfiles: c.PodProfiles, Uplinks: c.TuneUplinks},
+		Reconcile: reconcile.Options{
+			Mode: reconcile.Mode(c.Reconcile), CRIEndpoint: c.CRIEndpoint, Grace: c.Grace.Std(), Every: c.Every.Std(), Policies: c.Policies,
+		},
 	}
 }
 
