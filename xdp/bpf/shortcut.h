@@ -49,7 +49,7 @@ enum path_reason {
 	PATH_PASS_OPTIONS,     /* IPv4 options */
 	PATH_PASS_EXT_HEADERS, /* IPv6 extension headers */
 	PATH_PASS_FRAGMENT,    /* of a fragmented packet */
-	PATH_PASS_PROTOCOL,    /* neither TCP, UDP nor ICMP echo */
+	PATH_PASS_PROTOCOL,    /* neither TCP, UDP, ICMP echo, nor an error about the shortcut's */
 	PATH_PASS_TUNNEL,      /* a tunnel's UDP port: an inner partial checksum cannot be told */
 	PATH_PASS_TTL,	       /* TTL or hop limit ends here */
 	PATH_PASS_LENGTH,      /* lengths contradict each other, or the frame ends inside a header */

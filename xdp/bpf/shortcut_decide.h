@@ -149,6 +149,8 @@ static __always_inline enum path_reason decide(void *ctx, struct way *w, const s
 
 	if (r != PATH_UNKNOWN)
 		return r;
+	if (w->f.error && !about_shortcut(&w->f))
+		return PATH_PASS_PROTOCOL;
 	if (hook != HOOK_HOST_TC) {
 		r = see_run(ctx, runs, &generic);
 		if (r != PATH_UNKNOWN)

@@ -188,10 +188,30 @@ static __always_inline enum path_reason echo_may(const struct frame *f, const st
 	return flow && now - flow->asked < ECHO_LIFETIME ? PATH_UNKNOWN : PATH_PASS_NO_REQUEST;
 }
 
+/*
+ * An error goes the way that the packet went which it is about: conntrack does not know that packet's flow, and would find the
+ * error invalid. Not inlined: it is rare.
+ */
+static __noinline bool about_shortcut(const struct frame *f)
+{
+	struct flow_key about;
+	struct flow *flow;
+
+	about.source = f->key.dest;
+	about.dest = f->key.source;
+	about.source_port = f->quote.source_port;
+	about.dest_port = f->quote.dest_port;
+	about.proto = f->quote.proto;
+	flow = find_flow(&about, f->ipv6);
+	return flow && flow->verdict == VERDICT_SHORTCUT;
+}
+
 /* Returns PATH_UNKNOWN where the frame's flow may take the shortcut. */
 static __always_inline enum path_reason flow_may(void *ctx, enum path_hook hook, const struct frame *f, __s32 nsid,
 						 const struct shortcut_settings *s, enum verdict *verdict, bool *asked)
 {
+	if (f->error)
+		return PATH_UNKNOWN; /* decide() has asked about_shortcut() */
 	if (f->echo != ECHO_NONE)
 		return echo_may(f, s);
 	*verdict = flow_verdict(ctx, hook, f, nsid, s, asked);

@@ -38,6 +38,13 @@
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY   129
 
+/* Errors: destination unreachable, time exceeded, parameter problem; the first of IPv6 to the last, packet too big among them. */
+#define ICMP_DEST_UNREACH    3
+#define ICMP_TIME_EXCEEDED   11
+#define ICMP_PARAMETERPROB   12
+#define ICMPV6_DEST_UNREACH  1
+#define ICMPV6_PARAMPROB     4
+
 struct icmp_echo {
 	__u8 type, code;
 	__be16 checksum;
@@ -53,13 +60,21 @@ enum echo {
 	ECHO_REPLY,
 };
 
+/* Of the packet that an ICMP error is about. Its addresses are the frame's own the other way round. */
+struct quote {
+	__be16 source_port, dest_port;
+	__u32 proto;
+};
+
 struct frame {
 	void *data, *data_end;
 	__u32 len;	/* the whole frame's */
 	__u32 gso_size; /* of its segments; 0: one frame */
 	bool ipv6;
 	bool syn;
+	bool error; /* of ICMP */
 	enum echo echo;
+	struct quote quote;
 	__u32 l4_off;	   /* IPV4_L4_OFF or IPV6_L4_OFF */
 	__u32 l4_len;	   /* as the IP header says; the frame is not shorter */
 	__u32 headers_len; /* of IP and transport */
@@ -110,12 +125,67 @@ static __always_inline enum path_reason parse_udp(struct frame *f, void *l4, con
 	return PATH_UNKNOWN;
 }
 
+static __always_inline bool is_error(const struct frame *f, __u8 type)
+{
+	if (f->ipv6)
+		return type >= ICMPV6_DEST_UNREACH && type <= ICMPV6_PARAMPROB;
+	return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
+}
+
+/* The first 8 bytes behind the quoted IP header; NULL where the packet is not one that the frame's target sent to its source. */
+static __always_inline void *quoted(struct frame *f, void *from)
+{
+	if (f->ipv6) {
+		struct ipv6hdr *ip6 = from;
+
+		if ((void *)(ip6 + 1) > f->data_end ||
+		    !same_ipv6((struct ipv6_addr *)&ip6->saddr, &f->key.dest) ||
+		    !same_ipv6((struct ipv6_addr *)&ip6->daddr, &f->key.source))
+			return (void *)0;
+		f->quote.proto = ip6->nexthdr;
+		return ip6 + 1;
+	}
+	struct iphdr *ip = from;
+
+	if ((void *)(ip + 1) > f->data_end || ip->ihl != 5 || (ip->frag_off & bpf_htons(IPV4_FRAGMENT)) ||
+	    ip->saddr != f->key.dest.word[3] || ip->daddr != f->key.source.word[3])
+		return (void *)0;
+	f->quote.proto = ip->protocol;
+	return ip + 1;
+}
+
+/*
+ * An error with a packet of a flow, RFC 792 and RFC 4443. Who sends it must be who the packet was for: what a router in
+ * between has to say passes.
+ */
+static __always_inline enum path_reason parse_error(struct frame *f, struct icmp_echo *icmp, __u8 request)
+{
+	struct icmp_echo *echo = quoted(f, icmp + 1); /* or the ports */
+	__be16 *ports = (__be16 *)echo;
+
+	if (!echo || (void *)(echo + 1) > f->data_end)
+		return PATH_PASS_PROTOCOL;
+	if (f->quote.proto == f->key.proto) {
+		if (echo->type != request)
+			return PATH_PASS_PROTOCOL;
+		f->quote.source_port = echo->id;
+	} else {
+		f->quote.source_port = ports[0];
+		f->quote.dest_port = ports[1];
+	}
+	f->headers_len += sizeof(*icmp);
+	f->error = true;
+	return PATH_UNKNOWN;
+}
+
 static __always_inline enum path_reason parse_icmp(struct frame *f, void *l4, __u8 request, __u8 reply)
 {
 	struct icmp_echo *icmp = l4;
 
 	if ((void *)(icmp + 1) > f->data_end || f->l4_len < sizeof(*icmp))
 		return PATH_PASS_LENGTH;
+	if (is_error(f, icmp->type))
+		return parse_error(f, icmp, request);
 	if (icmp->code != 0 || (icmp->type != request && icmp->type != reply))
 		return PATH_PASS_PROTOCOL;
 	f->headers_len += sizeof(*icmp);
