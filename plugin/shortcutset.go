@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
@@ -26,11 +27,16 @@ const turnedOff = `turned off by "tapirctl xdp off"`
 // what the configuration wants.
 func (c Shortcuts) Set(ctx context.Context, key state.Key, mode xdp.Mode) (state.XDP, error) {
 	var out state.XDP
-	err := c.held(ctx, key, func(rec *state.Attachment) error {
+	err := c.held(ctx, key, func(rec *state.Attachment, save func() error) error {
 		defer func() { out = rec.XDP }()
 		return c.inSandbox(rec, func(s *xdp.Shortcut, pod *rtnl.Conn, host ns.NetNS) error {
 			if mode == xdp.ModeOff {
 				return leavePart(s, rec, host)
+			}
+			// First, so that DEL finds the entries, whatever becomes of this process.
+			rec.XDP.Layout = s.Layout()
+			if err := save(); err != nil {
+				return err
 			}
 			err := takePart(s, rec, pod, host, mode)
 			if err != nil && rec.XDP.Mode == "" {
@@ -47,7 +53,7 @@ func (c Shortcuts) Set(ctx context.Context, key state.Key, mode xdp.Mode) (state
 
 // Flag keeps an attachment's frames off the shortcut, in both directions and at once, or lets them on it again.
 func (c Shortcuts) Flag(ctx context.Context, key state.Key, flagged bool) error {
-	err := c.held(ctx, key, func(rec *state.Attachment) error {
+	err := c.held(ctx, key, func(rec *state.Attachment, _ func() error) error {
 		if rec.XDP.Flagged = flagged; rec.XDP.Mode == "" {
 			return nil // it acts when the shortcut is turned on
 		}
@@ -65,14 +71,14 @@ func (c Shortcuts) Flag(ctx context.Context, key state.Key, flagged bool) error 
 
 // Upgrade puts this version's programs onto the devices of an attachment, each in one step. It says whether it changed any.
 func (c Shortcuts) Upgrade(ctx context.Context, key state.Key) (changed bool, err error) {
-	err = c.held(ctx, key, func(rec *state.Attachment) error {
+	err = c.held(ctx, key, func(rec *state.Attachment, _ func() error) error {
 		if rec.XDP.Mode == "" {
 			return nil
 		}
 		return c.inSandbox(rec, func(s *xdp.Shortcut, pod *rtnl.Conn, host ns.NetNS) (err error) {
-			if rec.XDP.Layout != s.Layout() { // its entries are where the new programs do not look
+			if rec.XDP.Layout != s.Layout() {
 				changed = true
-				return takePart(s, rec, pod, host, xdp.Mode(rec.XDP.Mode))
+				return c.moveMaps(s, rec, pod, host)
 			}
 			var atHost bool
 			if changed, err = s.Upgrade(rec.TAP.Index); err != nil {
@@ -92,8 +98,29 @@ func (c Shortcuts) Upgrade(ctx context.Context, key state.Key) (changed bool, er
 	return changed, nil
 }
 
-// held calls fn with the attachment's record under its hold, and records what fn made of it.
-func (c Shortcuts) held(ctx context.Context, key state.Key, fn func(*state.Attachment) error) (err error) {
+// moveMaps gives an attachment its part in this version's maps, whose layout is another one: the new programs do not look into the
+// old maps. Between both its frames take the default path.
+func (c Shortcuts) moveMaps(s *xdp.Shortcut, rec *state.Attachment, pod *rtnl.Conn, host ns.NetNS) error {
+	tap, end := uint32(rec.TAP.Index), uint32(rec.Host.Index)
+	old, err := xdp.OpenLayout(c.BPFFS, rec.XDP.Layout)
+	if errors.Is(err, fs.ErrNotExist) {
+		return takePart(s, rec, pod, host, xdp.Mode(rec.XDP.Mode))
+	}
+	if err != nil {
+		return err
+	}
+	defer old.Close()
+	if err := old.Withdraw(tap, addressesOf(*rec)...); err != nil {
+		return err
+	}
+	if err := takePart(s, rec, pod, host, xdp.Mode(rec.XDP.Mode)); err != nil {
+		return err
+	}
+	return old.Leave(tap, end)
+}
+
+// held calls fn with the attachment's record under its hold, and records what fn made of it; save does so meanwhile.
+func (c Shortcuts) held(ctx context.Context, key state.Key, fn func(rec *state.Attachment, save func() error) error) (err error) {
 	hold, err := state.AcquireHold(ctx, c.StateDir, key, holdWait)
 	if err != nil {
 		return err
@@ -111,8 +138,8 @@ func (c Shortcuts) held(ctx context.Context, key state.Key, fn func(*state.Attac
 	if err != nil {
 		return err
 	}
-	fnErr := fn(&rec)
-	return errors.Join(fnErr, store.Update(ctx, func(tx *state.Tx) error { return tx.Put(rec) }))
+	save := func() error { return store.Update(ctx, func(tx *state.Tx) error { return tx.Put(rec) }) }
+	return errors.Join(fn(&rec, save), save())
 }
 
 // inSandbox calls fn on a thread in the attachment's sandbox.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -321,6 +322,37 @@ func TestModeAndFlagChangeUnderAFlow(t *testing.T) {
 	for _, p := range []*pod{a, b} {
 		p.works("CHECK", nil)
 		p.works("DEL", nil)
+	}
+}
+
+// Wherever "tapirctl xdp on" or "off" is killed, DEL leaves no entry.
+func TestKilledModeChangeIsCleanedUpByDel(t *testing.T) {
+	n := newNode(t)
+	n.pod("sharer", withShortcut("auto")).add()
+	before := n.snapshot()
+	killed := 0
+	for i := range 24 {
+		from, verb := conf(nil), "on"
+		if i%2 == 1 {
+			from, verb = withShortcut("auto"), "off"
+		}
+		p := n.pod(fmt.Sprint("c", i), from)
+		p.add()
+		cmd := exec.Command(filepath.Join(os.Getenv(binDirEnv), "tapirctl"), "xdp", verb, p.id)
+		n.start(cmd)
+		time.Sleep(rand.N(30 * time.Millisecond))
+		kill(cmd)
+		if !cmd.ProcessState.Exited() {
+			killed++
+		}
+		p.works("DEL", nil)
+		wantSame(t, fmt.Sprintf("round %d, %s", i, verb), before, n.snapshot())
+		if t.Failed() {
+			return
+		}
+	}
+	if killed < 5 {
+		t.Errorf("only %d of 24 were killed: the test shows nothing", killed)
 	}
 }
 
