@@ -35,7 +35,17 @@ type Queue struct {
 // Open opens the TAP of that name in the netns at path. The TAP must exist. offload is a TUN_F_* mask of what the reader
 // takes.
 func Open(netns, name string, offload int) (*Queue, error) {
-	queues, err := tap.OpenQueues(tap.QueueOptions{Netns: netns, Name: name, Count: 1, Offload: &offload, VnetHdrSize: HeaderSize})
+	return open(tap.QueueOptions{Netns: netns, Name: name, Offload: &offload})
+}
+
+// OpenNAPI is Open, with NAPI on the queue.
+func OpenNAPI(netns, name string, offload int) (*Queue, error) {
+	return open(tap.QueueOptions{Netns: netns, Name: name, Offload: &offload, NAPI: true})
+}
+
+func open(o tap.QueueOptions) (*Queue, error) {
+	o.Count, o.VnetHdrSize = 1, HeaderSize
+	queues, err := tap.OpenQueues(o)
 	if err != nil {
 		return nil, err
 	}
