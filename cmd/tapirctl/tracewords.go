@@ -15,7 +15,7 @@ var meanings = map[string]string{
 	"pass_generic":       "no native run: GSO, larger than a page, or a blocking writer",
 	"pass_not_ip":        "neither IPv4 nor IPv6, or tagged",
 	"pass_not_gateway":   "not to the gateway's MAC",
-	"pass_source":        "the source address needs a closer look",
+	"pass_source":        "not from an address of the guest's own; on an uplink, not from behind it",
 	"pass_options":       "IPv4 options",
 	"pass_ext_headers":   "IPv6 extension headers",
 	"pass_fragment":      "a fragment",
