@@ -33,6 +33,7 @@ type Config struct {
 	NoUplink bool // leave the shortcut's routes to other nodes alone
 
 	Metrics Metrics
+	Page    string // address and port of the status page; empty: none
 
 	Tuner     tuner.Options     // can change while it runs
 	Reconcile reconcile.Options // likewise

@@ -31,6 +31,7 @@ func (a *Agent) list() []part {
 		{name: "reconcile", run: a.mend.Run, reload: a.reloadReconcile, plan: a.mend.Plan},
 		a.uplinkPart(),
 		a.metricsPart(),
+		a.pagePart(),
 	}
 }
 

@@ -253,7 +253,7 @@ func (p *Page) detail(s *measure.Sample, a *measure.Attachment) detailAnswer {
 	}
 	if p.c.Findings != nil {
 		for _, one := range p.c.Findings() {
-			if one.Attachment == name && (one.StateDir == "" || one.StateDir == a.Dir) {
+			if one.Object == name {
 				d.Findings = append(d.Findings, one)
 			}
 		}

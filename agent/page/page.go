@@ -18,7 +18,7 @@ import (
 )
 
 // DefaultAddress is where tapird serves the page if nobody says otherwise: this machine alone.
-const DefaultAddress = "127.0.0.1:9736"
+const DefaultAddress = "127.0.0.1:10178"
 
 // Config is what a [Page] is made of. Sample must be there; what else is nil is not shown.
 type Config struct {
@@ -58,11 +58,11 @@ type Tuned struct {
 
 // Finding is one thing that is not as it should be, and what became of it.
 type Finding struct {
-	Attachment string    `json:"attachment"` // network/container id/ifname; empty: the node's
-	StateDir   string    `json:"stateDir,omitempty"`
-	Time       time.Time `json:"time"`
-	What       string    `json:"what"`
-	Result     string    `json:"result"` // "repaired", "reported", …
+	Object string    `json:"object"` // an attachment as network/container id/ifname, or what it is of the node
+	Kind   string    `json:"kind"`
+	Time   time.Time `json:"time"`   // when it became so
+	What   string    `json:"what"`   // wanted and got
+	Result string    `json:"result"` // "repaired", "reported", …
 }
 
 // Page serves. Its methods may be called by several goroutines at once, Run by one.

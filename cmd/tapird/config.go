@@ -15,6 +15,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
 	"github.com/tapir-cni/tapir/agent/metrics"
+	"github.com/tapir-cni/tapir/agent/page"
 	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/internal/jsonkeys"
@@ -34,6 +35,8 @@ type config struct {
 	MetricsBind    string   `json:"metricsBindAddress"`
 	MetricsUplinks []string `json:"metricsUplinks"`
 	PProf          bool     `json:"pprof"`
+
+	PageBind string `json:"pageBindAddress"`
 
 	LogLevel string `json:"logLevel"`
 
@@ -68,7 +71,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 func defaults() config {
 	return config{
 		Socket: client.DefaultSocket, StateDirs: []string{state.DefaultDir}, Timeout: duration(broker.DefaultTimeout),
-		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, MetricsBind: metrics.DefaultBind,
+		MaxPeers: broker.DefaultMaxPeers, Uplink: true, BPFFS: xdp.DefaultDir, MetricsBind: metrics.DefaultBind, PageBind: page.DefaultAddress,
 		Tuner: string(tuner.On), Profile: tuner.DefaultProfile, PodProfiles: []string{tuner.OffProfile},
 		Reconcile: string(reconcile.On), Grace: duration(reconcile.DefaultGrace), Every: duration(reconcile.DefaultEvery), LogLevel: "info", LogFormat: "text",
 	}
@@ -117,6 +120,7 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 		"metrics-bind-address": func() { out.MetricsBind = c.MetricsBind },
 		"metrics-uplink":       func() { out.MetricsUplinks = c.MetricsUplinks },
 		"pprof":                func() { out.PProf = c.PProf },
+		"page-bind-address":    func() { out.PageBind = c.PageBind },
 
 		"reconcile":    func() { out.Reconcile = c.Reconcile },
 		"cri-endpoint": func() { out.CRIEndpoint = c.CRIEndpoint },
@@ -153,6 +157,8 @@ func (c config) fixed(now *config) (keys []string) {
 	keep("metricsBindAddress", c.MetricsBind == now.MetricsBind)
 	keep("metricsUplinks", slices.Equal(c.MetricsUplinks, now.MetricsUplinks))
 	keep("pprof", c.PProf == now.PProf)
+	keep("pageBindAddress", c.PageBind == now.PageBind)
+	now.PageBind = c.PageBind
 	now.MetricsBind, now.MetricsUplinks, now.PProf = c.MetricsBind, c.MetricsUplinks, c.PProf
 	keep("logFormat", c.LogFormat == now.LogFormat)
 	now.Uplink, now.BPFFS = c.Uplink, c.BPFFS
@@ -183,13 +189,8 @@ func (c config) validate() error {
 	if !filepath.IsAbs(c.BPFFS) {
 		faults.Add("bpffs", fmt.Sprintf("want an absolute path, got %q", c.BPFFS))
 	}
-	if host, port, err := net.SplitHostPort(c.MetricsBind); c.MetricsBind != "" {
-		if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil || n == 0 {
-			faults.Add("metricsBindAddress", fmt.Sprintf("want an address and a port as in %q, or nothing, got %q", metrics.DefaultBind, c.MetricsBind))
-		} else if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
-			faults.Add("metricsBindAddress", fmt.Sprintf("want an IP address, \"localhost\" or nothing before the port, got %q", c.MetricsBind))
-		}
-	}
+	checkBind(&faults, "metricsBindAddress", c.MetricsBind, metrics.DefaultBind)
+	checkBind(&faults, "pageBindAddress", c.PageBind, page.DefaultAddress)
 	if modes := []string{string(tuner.On), string(tuner.Off), string(tuner.Look)}; !slices.Contains(modes, c.Tuner) {
 		faults.Add("tuner", fmt.Sprintf("want one of %q, got %q", modes, c.Tuner))
 	}
@@ -227,4 +228,17 @@ func (c config) validate() error {
 		faults.Add("logFormat", fmt.Sprintf("want text or json, got %q", c.LogFormat))
 	}
 	return faults.Err()
+}
+
+// checkBind checks an address and a port to serve at, as in example, or none.
+func checkBind(faults *jsonkeys.Faults, key, bind, example string) {
+	if bind == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(bind)
+	if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil || n == 0 {
+		faults.Add(key, fmt.Sprintf("want an address and a port as in %q, or nothing, got %q", example, bind))
+	} else if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
+		faults.Add(key, fmt.Sprintf("want an IP address, \"localhost\" or nothing before the port, got %q", bind))
+	}
 }

@@ -102,6 +102,7 @@ from it what can change meanwhile.`,
 	f.BoolVar(&flags.Uplink, "uplink", flags.Uplink, "keep the shortcut's routes to other nodes as the kernel's routing and neighbours are")
 	f.StringVar(&flags.BPFFS, "bpffs", flags.BPFFS, "folder of the pinned programs")
 	f.StringVar(&flags.MetricsBind, "metrics-bind-address", flags.MetricsBind, "address and port of /metrics, /healthz and /readyz; empty: none")
+	f.StringVar(&flags.PageBind, "page-bind-address", flags.PageBind, "address and port of the status page and its JSON API; empty: none")
 	f.StringSliceVar(&flags.MetricsUplinks, "metrics-uplink", nil, "device of the node whose queues and page pools are among the metrics; may be given more than once")
 	f.BoolVar(&flags.PProf, "pprof", false, "serve /debug/pprof there too")
 	f.StringVar(&flags.Tuner, "tuner", flags.Tuner, "on: tune TAPs by what their guests send; off: give back what was tuned; dry-run: say in the log what would be tuned")
@@ -132,8 +133,8 @@ func checkNode(out io.Writer, c config) error {
 func (c config) agentConfig(log *slog.Logger) agent.Config {
 	return agent.Config{
 		StateDirs: c.StateDirs, BPFFS: c.BPFFS, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, NoUplink: !c.Uplink, Logger: log,
-		Metrics: agent.Metrics{Bind: c.MetricsBind, Profiles: c.PProf, Uplinks: c.MetricsUplinks},
-		Tuner:   tuner.Options{Mode: tuner.Mode(c.Tuner), Profile: c.Profile, Profiles: c.Profiles, PodProfiles: c.PodProfiles, Uplinks: c.TuneUplinks},
+		Metrics: agent.Metrics{Bind: c.MetricsBind, Profiles: c.PProf, Uplinks: c.MetricsUplinks}, Page: c.PageBind,
+		Tuner: tuner.Options{Mode: tuner.Mode(c.Tuner), Profile: c.Profile, Profiles: c.Profiles, PodProfiles: c.PodProfiles, Uplinks: c.TuneUplinks},
 		Reconcile: reconcile.Options{
 			Mode: reconcile.Mode(c.Reconcile), CRIEndpoint: c.CRIEndpoint, Grace: c.Grace.Std(), Every: c.Every.Std(), Policies: c.Policies,
 		},
