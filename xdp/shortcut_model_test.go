@@ -3,6 +3,7 @@ package xdp
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 )
@@ -14,7 +15,7 @@ type shortcutModel struct {
 	tunnels  []uint16
 	flagged  bool // the guest is
 	peerFlag bool
-	requests map[string]bool
+	taken    map[string]bool // flows that took the shortcut, echo requests among them
 }
 
 type reasonAnd struct {
@@ -45,19 +46,23 @@ func (m *shortcutModel) decide(f []byte) reasonAnd {
 	if r != 0 {
 		return pass(r)
 	}
+	if p.about != "" && !m.taken[p.about] {
+		return pass(shortcutPathReasonPATH_PASS_PROTOCOL)
+	}
 	dst, src, r := m.target(f, p)
 	if r != shortcutPathReasonPATH_TO_GUEST && r != shortcutPathReasonPATH_TO_UPLINK {
 		return pass(r)
 	}
-	if p.proto == 1 || p.proto == protoICMP6 {
-		key := func(a, b netip.Addr) string { return a.String() + b.String() + string(p.l4[4:6]) }
-		if p.l4[0] == 0 || p.l4[0] == icmpEcho+1 {
-			if !m.requests[key(p.dst, p.src)] {
-				return pass(shortcutPathReasonPATH_PASS_NO_REQUEST)
-			}
-		} else {
-			m.requests[key(p.src, p.dst)] = true
+	switch {
+	case p.about != "":
+	case p.proto == protoTCP || p.proto == protoUDP:
+		m.taken[flowOf(p.src, p.dst, p.proto, p.l4[:4])] = true
+	case p.l4[0] == 0 || p.l4[0] == icmpEcho+1:
+		if !m.taken[flowOf(p.dst, p.src, p.proto, p.l4[4:6])] {
+			return pass(shortcutPathReasonPATH_PASS_NO_REQUEST)
 		}
+	default:
+		m.taken[flowOf(p.src, p.dst, p.proto, p.l4[4:6])] = true
 	}
 	out := routed(f, dst, src)
 	if off, whole, ok := p.partial(); ok && m.program != shortcutProgHostShortcut {
@@ -75,6 +80,12 @@ type modelPacket struct {
 	proto    int
 	off      int // of l4 in the frame
 	l4       []byte
+	about    string // of an ICMP error: the flow
+}
+
+// flowOf names a flow by its ports, or by an echo's identifier.
+func flowOf(src, dst netip.Addr, proto int, ports []byte) string {
+	return fmt.Sprintf("%s %s %d %x", src, dst, proto, ports)
 }
 
 // owner says whether the frame's source is the guest's, or why the frame ends here.
@@ -121,7 +132,7 @@ func (m *shortcutModel) parse4(f []byte, p *modelPacket) shortcutPathReason {
 		return shortcutPathReasonPATH_PASS_LENGTH
 	}
 	p.l4 = ip[20:total]
-	if r := m.transport(*p, f, 1, 8, 0); r != 0 {
+	if r := m.transport(p, f, 1, 8, 0); r != 0 {
 		return r
 	}
 	if ip[8] <= 1 {
@@ -153,7 +164,7 @@ func (m *shortcutModel) parse6(f []byte, p *modelPacket) shortcutPathReason {
 	case protoFragment:
 		return shortcutPathReasonPATH_PASS_FRAGMENT
 	}
-	if r := m.transport(*p, f, protoICMP6, icmpEcho, icmpEcho+1); r != 0 {
+	if r := m.transport(p, f, protoICMP6, icmpEcho, icmpEcho+1); r != 0 {
 		return r
 	}
 	if ip[7] <= 1 {
@@ -163,7 +174,7 @@ func (m *shortcutModel) parse6(f []byte, p *modelPacket) shortcutPathReason {
 }
 
 // transport looks at what is behind the IP header; the frame may have bytes behind the packet's end.
-func (m *shortcutModel) transport(p modelPacket, f []byte, icmp int, request, reply byte) shortcutPathReason {
+func (m *shortcutModel) transport(p *modelPacket, f []byte, icmp int, request, reply byte) shortcutPathReason {
 	there := f[p.off:]
 	switch p.proto {
 	case protoTCP:
@@ -183,6 +194,13 @@ func (m *shortcutModel) transport(p modelPacket, f []byte, icmp int, request, re
 		if len(there) < 8 || len(p.l4) < 8 {
 			return shortcutPathReasonPATH_PASS_LENGTH
 		}
+		if isError(there[0], icmp) {
+			p.about = p.quote(there[8:], icmp, request)
+			if p.about == "" {
+				return shortcutPathReasonPATH_PASS_PROTOCOL
+			}
+			return 0
+		}
 		if there[1] != 0 || there[0] != request && there[0] != reply {
 			return shortcutPathReasonPATH_PASS_PROTOCOL
 		}
@@ -190,6 +208,34 @@ func (m *shortcutModel) transport(p modelPacket, f []byte, icmp int, request, re
 		return shortcutPathReasonPATH_PASS_PROTOCOL
 	}
 	return 0
+}
+
+func isError(kind byte, icmp int) bool {
+	if icmp == 1 {
+		return kind == 3 || kind == 11 || kind == 12
+	}
+	return kind >= 1 && kind <= 4
+}
+
+// quote is the flow that an error is about: of a packet that the frame's target sent to its source, else "".
+func (p *modelPacket) quote(q []byte, icmp int, request byte) string {
+	var src, dst netip.Addr
+	var proto int
+	switch {
+	case icmp == 1 && len(q) >= 20 && q[0]&15 == 5 && binary.BigEndian.Uint16(q[6:])&0x3fff == 0:
+		src, dst, proto, q = netip.AddrFrom4([4]byte(q[12:])), netip.AddrFrom4([4]byte(q[16:])), int(q[9]), q[20:]
+	case icmp != 1 && len(q) >= 40:
+		src, dst, proto, q = netip.AddrFrom16([16]byte(q[8:])), netip.AddrFrom16([16]byte(q[24:])), int(q[6]), q[40:]
+	default:
+		return ""
+	}
+	if src != p.dst || dst != p.src || len(q) < 8 || proto == icmp && q[0] != request {
+		return ""
+	}
+	if proto == icmp {
+		return flowOf(src, dst, proto, q[4:6])
+	}
+	return flowOf(src, dst, proto, q[:4])
 }
 
 // target is where the frame would go, flows apart: the MACs it gets, or why it does not.

@@ -59,7 +59,7 @@ func modelOf(t testing.TB, s *Shortcut, program string) *shortcutModel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &shortcutModel{program: program, tunnels: v.TunnelPorts, requests: map[string]bool{}}
+	return &shortcutModel{program: program, tunnels: v.TunnelPorts, taken: map[string]bool{}}
 }
 
 // agree runs a frame by the program and by the model.
@@ -103,6 +103,8 @@ func shortcutSeeds(src4, src6 netip.Addr, mac net.HardwareAddr) [][]byte {
 				packet(src, dst, icmp, echo(src, dst, false, 7, []byte("ping"))),
 				packet(src, dst, icmp, echo(src, dst, true, 7, []byte("ping"))),
 				packet(src, dst, 132, make([]byte, 20)),
+				packet(src, dst, icmp, icmpError(src, dst, 3, packet(dst, src, protoUDP, udp(dst, src, 53, 1000))[14:])),
+				packet(src, dst, icmp, icmpError(src, dst, 3, packet(dst, src, icmp, echo(dst, src, false, 7))[14:])),
 				pad(packet(src, dst, protoUDP, udp(src, dst, 1000, 53)), 100),
 			)
 		}
@@ -129,6 +131,19 @@ func seedsFor(program string) [][]byte {
 	return shortcutSeeds(guest4.Addr(), guest6.Addr(), GatewayMAC)
 }
 
+// hearFromPeer has the peer send what the seeds' ICMP errors are about.
+func hearFromPeer(t *testing.T, s *Shortcut, m *shortcutModel) {
+	t.Helper()
+	for _, a := range families(peer4, peer6) {
+		guest, peer := a[0], a[1]
+		request := with(packet(peer, guest, protoUDP, udp(peer, guest, 53, 1000)), offEthSrc, peerMAC...)
+		asPeer(t, s, func() {
+			wantPath(t, s, shortcutProgGuestXdp, request, shortcutPathReasonPATH_TO_GUEST, routed(request, guestMAC, GatewayMAC))
+		})
+		m.taken[flowOf(peer, guest, protoUDP, join(be16(53), be16(1000)))] = true
+	}
+}
+
 // Each program and the model agree on each seed, and the seeds reach each reason that a program can give here.
 func TestShortcutReasons(t *testing.T) {
 	for program, want := range map[string]int{
@@ -139,6 +154,8 @@ func TestShortcutReasons(t *testing.T) {
 			m := modelOf(t, s, program)
 			if program == shortcutProgUplinkXdp {
 				asUplink(t, s)
+			} else {
+				hearFromPeer(t, s, m)
 			}
 			seen := map[shortcutPathReason]bool{}
 			for _, f := range seedsFor(program) {
@@ -175,6 +192,8 @@ func TestShortcutAgreesWithModel(t *testing.T) {
 			m := modelOf(t, s, program)
 			if program == shortcutProgUplinkXdp {
 				asUplink(t, s)
+			} else {
+				hearFromPeer(t, s, m)
 			}
 			seed := rand.Uint64()
 			rnd := rand.New(rand.NewPCG(seed, 0))
