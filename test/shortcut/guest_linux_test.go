@@ -69,8 +69,8 @@ func (m *machine) createStack(mtu int) {
 	testnode.In(t, m.inside, func() {
 		link, err := netlink.LinkByName(guest.StackTAP)
 		check(t, err)
-		a := r.address[ipv6]
-		check(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), 128)}}))
+		// Without duplicate detection: it would begin when the queue opens, and keep sockets from the address until then.
+		check(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(r.address[ipv6]), Flags: unix.IFA_F_NODAD}))
 		check(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: r.gateway[ipv6].AsSlice()}))
 	})
 }
@@ -122,13 +122,13 @@ func (m *machine) dial(to netip.AddrPort, c connection) (conn net.Conn, err erro
 	m.n.t.Helper()
 	d := net.Dialer{Timeout: cmp.Or(c.timeout, patience), Control: func(_, _ string, raw syscall.RawConn) error {
 		var set error
-		err := raw.Control(func(fd uintptr) {
+		failed := raw.Control(func(fd uintptr) {
 			set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 			if c.mss > 0 {
 				set = errors.Join(set, unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, c.mss))
 			}
 		})
-		return errors.Join(err, set)
+		return errors.Join(failed, set)
 	}}
 	if c.port > 0 {
 		d.LocalAddr = &net.TCPAddr{Port: c.port}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/microvm/ping"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/vishvananda/netlink"
 )
@@ -48,6 +49,7 @@ const dropInvalid = `table inet proxy { chain forward { type filter hook forward
 func newNode(t testing.TB) *node {
 	t.Helper()
 	testnode.Require(t, "root", "bpf", "btf", "tcx", "tun", "ipv6")
+	needTools(t, "nft", "ip", "ethtool", ping.Busybox)
 	n := &node{t: t, netns: testnode.NewNetns(t)}
 	n.in(func() {
 		lo, err := netlink.LinkByName("lo")
@@ -64,6 +66,19 @@ func newNode(t testing.TB) *node {
 	n.nft(dropInvalid)
 	t.Cleanup(n.leavesNothing)
 	return n
+}
+
+// needTools skips the test where one is missing, or fails it where TAPIR_REQUIRE lists "tools".
+func needTools(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		switch _, err := exec.LookPath(name); {
+		case err != nil && testnode.Required("tools"):
+			t.Fatal(err)
+		case err != nil:
+			t.Skip(err)
+		}
+	}
 }
 
 // leavesNothing runs when every sandbox of the test is gone.

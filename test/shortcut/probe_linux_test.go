@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/test/bench/guest"
@@ -188,5 +187,4 @@ func (n *node) forgetPathMTU(m *machine) {
 			}
 		}
 	})
-	time.Sleep(10 * time.Millisecond)
 }

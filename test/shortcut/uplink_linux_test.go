@@ -15,6 +15,7 @@ import (
 	"github.com/tapir-cni/tapir/test/bench/guest"
 	"github.com/tapir-cni/tapir/xdp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // The link between two nodes, and a pod of the other one.
@@ -71,7 +72,7 @@ func addresses(t testing.TB, name string, all [2]netip.Prefix) {
 	check(t, err)
 	check(t, netlink.LinkSetUp(link))
 	for _, p := range all {
-		check(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(p), Flags: 0x02})) // IFA_F_NODAD
+		check(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}))
 	}
 }
 
