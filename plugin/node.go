@@ -13,7 +13,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/tapir-cni/tapir/internal/sysctl"
 	"github.com/tapir-cni/tapir/state"
-	"golang.org/x/sys/unix"
 )
 
 // Node compares what attachments share: the sysctls that make the node a router, and masquerading.
@@ -118,21 +117,20 @@ func masqueradeDrift(recs []state.Attachment) (map[string]masqDrift, error) {
 	}
 	out := map[string]masqDrift{}
 	for chain, list := range by {
-		have, err := masqueraded(chain)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return nil, fmt.Errorf("masquerade: %w", err)
-		}
 		var d masqDrift
+		have := map[netip.Addr]bool{}
 		rules, err := masqRules(chain)
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("masquerade: %w", err)
-		case rules != wantRules:
+		if err == nil && rules == wantRules {
+			have, err = masqueraded(chain) // the rules say that the sets are there
+		} else if err == nil {
 			d = masqDrift{[]string{fmt.Sprintf("nftables chain inet %s %s: want %d rules, got %d", masqTable, chain, wantRules, rules)}, list}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("masquerade: %w", err)
 		}
 		for _, a := range list {
 			for _, addr := range a.Addresses {
-				if ip := addr.Prefix.Addr(); !have[ip] {
+				if ip := addr.Prefix.Addr(); rules == wantRules && !have[ip] {
 					d.what = append(d.what, fmt.Sprintf("%s of %s is missing", ip, a.Key))
 					d.recs = append(d.recs, a)
 				}
@@ -154,8 +152,16 @@ func masqRules(chain string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("open nftables: %w", err)
 	}
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return 0, fmt.Errorf("list nftables chains: %w", err)
+	}
+	is := func(c *nftables.Chain) bool { return c.Table.Name == masqTable && c.Name == chain }
+	if !slices.ContainsFunc(chains, is) {
+		return 0, nil
+	}
 	rules, err := c.GetRules(inetTable(), &nftables.Chain{Name: chain, Table: inetTable()})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if err != nil {
 		return 0, fmt.Errorf("list nftables chain inet %s %s: %w", masqTable, chain, err)
 	}
 	return len(rules), nil

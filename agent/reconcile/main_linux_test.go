@@ -1,0 +1,9 @@
+package reconcile_test
+
+import (
+	"testing"
+
+	"github.com/tapir-cni/tapir/internal/testnode"
+)
+
+func TestMain(m *testing.M) { testnode.MainWithCommands(m, "tapir", "tapird") }
