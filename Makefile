@@ -25,7 +25,7 @@ CNI_BIN ?= /opt/cni/bin
 DESTDIR ?=
 
 # What a test may not skip for; see CONTRIBUTING.md.
-TAPIR_REQUIRE ?= root,bpf,btf,tun,ipv6,qemu,vm,refplugins,tools
+TAPIR_REQUIRE ?= root,bpf,btf,tun,ipv6,qemu,vm,chromium,refplugins,tools
 
 .PHONY: help
 help: ## List the targets
@@ -64,7 +64,7 @@ lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and the linters o
 
 .PHONY: test
 test: build refplugins $(TOOLS)/gotestsum $(TOOLS)/leftovers ## Run every test, then prove that the machine is as it was
-	tools/setup.sh net vm
+	tools/setup.sh net vm page
 	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
 	$(TOOLS)/leftovers $(TOOLS)/gotestsum --format pkgname --format-hide-empty-pkg --raw-command -- tools/gotest.sh
 

@@ -4,6 +4,7 @@
 #   vm        what boots a microVM: QEMU, and what its initramfs is made of
 #   debianvm  what makes the disks of a whole Debian in a virtual machine; with vm
 #   dpdk      testpmd, where the machine has vhost-net of its own
+#   page      the browser that tests tapird's status page
 #   generate  the compiler of the BPF programs
 # The package lists are fetched only when apt cannot find a package or its file.
 set -euo pipefail
@@ -15,9 +16,10 @@ for group in "$@"; do
 	vm) packages+=(qemu-system-x86 busybox-static cpio xz-utils) ;;
 	debianvm) packages+=(debootstrap e2fsprogs kmod) ;;
 	dpdk) packages+=(dpdk-dev) ;;
+	page) packages+=(chromium) ;;
 	generate) packages+=(clang llvm libbpf-dev) ;;
 	*)
-		echo "tools/setup.sh: unknown group \"$group\"; want net, vm, debianvm, dpdk or generate" >&2
+		echo "tools/setup.sh: unknown group \"$group\"; want net, vm, debianvm, dpdk, page or generate" >&2
 		exit 2
 		;;
 	esac

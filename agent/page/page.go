@@ -136,7 +136,9 @@ func (p *Page) Run(ctx context.Context) error {
 	if errors.Is(err, context.DeadlineExceeded) { // who still reads is cut off
 		err = s.Close()
 	}
-	_ = <-ended // of the listener that Shutdown closed
+	if served := <-ended; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
 	return err
 }
 

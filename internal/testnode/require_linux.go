@@ -35,10 +35,14 @@ var needs = map[string]func() error{
 		_, err := exec.LookPath("qemu-system-x86_64")
 		return err
 	},
+	"chromium": func() error {
+		_, err := exec.LookPath("chromium")
+		return err
+	},
 }
 
 // Require skips the test where one of the needs is not met, or fails it where TAPIR_REQUIRE lists that need or "all".
-// The needs are root (a private node, see [Main]), bpf, btf, tcx, tun, ipv6, kvm and qemu; another name fails the test.
+// The needs are root (a private node, see [Main]), bpf, btf, tcx, tun, ipv6, kvm, qemu and chromium; another name fails the test.
 func Require(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
