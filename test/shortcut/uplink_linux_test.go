@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tapir-cni/tapir/internal/microvm/stream"
 	"github.com/tapir-cni/tapir/internal/testnode"
@@ -181,6 +182,26 @@ func TestUplink(t *testing.T) {
 		flow.ends()
 	})
 
+	t.Run("no next hop", func(t *testing.T) {
+		flow := a.converseWith(f)
+		flow.goesOn("at first")
+		f.carrier(false)
+		n.usable(false)
+		flow.stands("without a next hop")
+		w := a.during(func() {
+			conn := a.listenUDP(0)
+			for range 10 {
+				_, _ = conn.WriteToUDPAddrPort(nil, netip.AddrPortFrom(farPod[ipv4], echoPort)) // that nobody is reached may be said here
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+		w.wantNone(t, "without a next hop", "xdp_pass_no_next_hop", "tc_pass_no_next_hop")
+		f.carrier(true)
+		n.usable(true)
+		flow.goesOn("with the next hop again")
+		flow.ends()
+	})
+
 	t.Run("another way of the host's", func(t *testing.T) {
 		flow := a.converseWith(f)
 		flow.goesOn("at first")
@@ -203,6 +224,23 @@ func TestUplink(t *testing.T) {
 		flow.ends()
 	})
 	n.ctl("xdp", "uplink", "detach", "up0")
+}
+
+// carrier takes the other node's device down, or brings it up again with what went with it.
+func (f *far) carrier(on bool) {
+	t := f.n.t
+	t.Helper()
+	testnode.In(t, f.netns, func() {
+		link, err := netlink.LinkByName("up0")
+		check(t, err)
+		if !on {
+			check(t, netlink.LinkSetDown(link))
+			return
+		}
+		check(t, netlink.LinkSetUp(link))
+		check(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(thereIP[ipv6]), Flags: unix.IFA_F_NODAD}))
+		routes(t, ourPods, hereIP)
+	})
 }
 
 // converseWith starts a flow to the other node.
