@@ -25,6 +25,7 @@ var Capabilities = []Capability{
 	{unix.CAP_NET_ADMIN, "NET_ADMIN", "links of other network namespaces, settings of TAPs"},
 	{unix.CAP_NET_BROADCAST, "NET_BROADCAST", "messages of other network namespaces"},
 	{unix.CAP_SYS_ADMIN, "SYS_ADMIN", "entering network namespaces, their sysfs, BPF"},
+	{unix.CAP_SYS_NICE, "SYS_NICE", "policy and CPUs of NAPI threads, which as threads of the kernel's have every capability"},
 	{unix.CAP_CHOWN, "CHOWN", "giving a token to the TAP's owner"},
 	{unix.CAP_FOWNER, "FOWNER", "the mode of a token that was given away"},
 	{unix.CAP_DAC_OVERRIDE, "DAC_OVERRIDE", "reading a token that was given away"},

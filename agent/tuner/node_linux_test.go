@@ -209,6 +209,8 @@ func start(t testing.TB, o Options) *node {
 		if t.Failed() {
 			t.Log(n.log.String())
 			for id, tp := range n.taps {
+				a, _ := n.c.Watch.Attachment(id)
+				t.Logf("the watcher has %+v, the last look %d queues", a.TAP, tp.queues)
 				t.Logf("%s: %+v, sent %+v, %d looks", id, tp.state(), tp.traffic, n.looks)
 			}
 		}

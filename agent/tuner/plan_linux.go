@@ -24,7 +24,7 @@ func (t *Tuner) Plan(ctx context.Context, out io.Writer) error {
 	was := map[string]tap.Traffic{} // frames and bytes so far
 	vmms := 0
 	for _, a := range before.Attachments {
-		if a.TAP != nil && a.Attached() > 0 {
+		if a.TAP != nil && a.TAP.Queues > 0 {
 			vmms++
 			was[a.ID.String()] = tap.Traffic{FramesPerSecond: float64(a.TAP.Stats.RxFrames), BytesPerFrame: float64(a.TAP.Stats.RxBytes)}
 		}

@@ -31,6 +31,7 @@ type tuned struct {
 	tries      int    // looks since, that did not find all there
 	attachedAt time.Time
 	noNAPI     bool
+	queues     int       // at the last look
 	retry      time.Time // of what failed; zero: nothing did
 	vmm        cpus      // on which the VMM may run
 }
@@ -52,6 +53,10 @@ func (t *Tuner) of(a *measure.Attachment) *tuned {
 		tp.unsettle("there is a VMM")
 		t.taps[a.ID] = tp
 	}
+	if a.TAP.Queues > 0 && tp.queues == 0 && tp.unsettled == "" { // before the watcher told
+		tp.unsettle("there is a VMM")
+	}
+	tp.queues = a.TAP.Queues
 	t.use(tp, a)
 	return tp
 }
@@ -140,7 +145,7 @@ func (t *Tuner) look(tp *tuned, a *measure.Attachment, at time.Time) (steps []st
 	if tp.chooser == nil {
 		return t.giveBack(tp, a)
 	}
-	if a.Attached() == 0 {
+	if a.TAP.Queues == 0 {
 		tp.last, tp.unsettled = nil, ""
 		return nil
 	}

@@ -64,6 +64,7 @@ type Tuner struct {
 	now      Options
 	taps     map[watch.ID]*tuned
 	topology topology
+	irqDir   string                      // /proc/irq
 	looks    int                         // since it was made
 	journal  map[string][]journal.Change // by object, of this pass; nil: not read
 }
@@ -82,7 +83,7 @@ func New(c Config) *Tuner {
 	if c.Sys == nil {
 		c.Sys = os.DirFS("/sys")
 	}
-	t := &Tuner{c: c, wake: make(chan struct{}, 1), events: map[watch.ID]event{}, taps: map[watch.ID]*tuned{}}
+	t := &Tuner{c: c, wake: make(chan struct{}, 1), events: map[watch.ID]event{}, taps: map[watch.ID]*tuned{}, irqDir: "/proc/irq"}
 	t.o = c.Options.whole()
 	return t
 }
@@ -329,6 +330,7 @@ type step struct {
 type change struct {
 	journal.Change
 	write  func() error
+	moot   bool // it cannot be made, and write says why
 	forget bool // it is given back: the journal does not need it any more
 }
 
@@ -337,7 +339,7 @@ func (t *Tuner) carryOut(steps []step, at time.Time) {
 	var record, forget []journal.Change
 	for _, s := range steps {
 		for _, c := range s.changes {
-			if !c.forget {
+			if !c.forget && !c.moot {
 				record = append(record, c.Change)
 			}
 		}
@@ -353,7 +355,7 @@ func (t *Tuner) carryOut(steps []step, at time.Time) {
 		for _, c := range s.changes {
 			s.Settings = append(s.Settings, Setting{c.Setting, c.Before, c.After})
 			switch {
-			case dry:
+			case dry && !c.moot:
 			case broken != nil && !c.forget:
 				errs = append(errs, broken)
 			default:

@@ -100,7 +100,7 @@ func (t *Tuner) masks(tp *tuned, a *measure.Attachment, d *sysfs.Device, why str
 			continue
 		}
 		want := t.cpusFor(tp, a, m.word)
-		for queue := range a.Attached() {
+		for queue := range a.TAP.Queues {
 			name := fmt.Sprintf(m.format, queue)
 			text, err := d.Read(name)
 			if err != nil { // a device with one queue has no XPS, and says so with ENOENT
@@ -268,7 +268,7 @@ func (t *Tuner) giveBack(tp *tuned, a *measure.Attachment) []step {
 	}
 	s := step{Decision: tp.about(a, Decision{Kind: KindGiveBack, To: OffProfile, Why: why})}
 	for _, c := range t.journaled()[tp.object] {
-		if c.Index != tp.index || c.Setting == threadedFile && (a.Attached() == 0 || !runs(a)) {
+		if c.Index != tp.index || c.Setting == threadedFile && (a.TAP.Queues == 0 || !runs(a)) {
 			continue
 		}
 		back := tp.file(d, c.Setting, c.After, c.Before, s.Why)

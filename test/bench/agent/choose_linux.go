@@ -13,6 +13,7 @@ import (
 	"github.com/tapir-cni/tapir/tap/queueiter"
 	"github.com/tapir-cni/tapir/test/bench/goal"
 	"github.com/tapir-cni/tapir/test/bench/node"
+	"golang.org/x/sys/unix"
 )
 
 // chooseBound is what tapird's own choice must reach of the best row that was set by hand.
@@ -149,9 +150,13 @@ func (s *sandbox) set(setting tap.Setting) error {
 	if err != nil {
 		return err
 	}
+	var netns unix.Stat_t // others on the machine may have a TAP of that name
+	if err := unix.Stat(s.pod, &netns); err != nil {
+		return err
+	}
 	threads := 0
 	for _, q := range all {
-		if q.Device.Name == tapName && q.Thread != 0 {
+		if q.Device.Netns == uint32(netns.Ino) && q.Thread != 0 {
 			threads++
 			err = errors.Join(err, setting.ApplyThread(q.Thread))
 		}

@@ -103,9 +103,9 @@ func (s *sandbox) follow(o options, with bool, story []line) (rates []float64, t
 		followed := make(chan time.Duration, 1)
 		failed := make(chan error, 1)
 		go func() {
-			after, err := s.await(p.threaded, with, o.phase)
+			after, awaitErr := s.await(p.threaded, with, o.phase)
 			followed <- after
-			failed <- err
+			failed <- awaitErr
 		}()
 		rate, rateErr := running.rate(o.phase)
 		after := <-followed
