@@ -19,13 +19,18 @@ import (
 // Config is what an [Exporter] is made of.
 type Config struct {
 	Watch   *watch.Watcher
-	Measure *measure.Sampler
+	Measure Sampler
 	Parts   func() []Part // nil: nothing is said of parts
 	Tuner   Tuner         // nil: there is none
 	Reconciler
 
 	Uplinks []string // devices of the node to be looked at
 	Logger  *slog.Logger
+}
+
+// Sampler gives samples: [measure.Sampler].
+type Sampler interface {
+	Sample(ctx context.Context) (*measure.Sample, error)
 }
 
 // sampleWait bounds the wait for a sample.

@@ -186,10 +186,11 @@ type node struct {
 func start(t testing.TB, c Config) *node {
 	t.Helper()
 	c.Watch = watch.New(watch.Config{})
-	c.Measure = measure.New(measure.Config{Watch: c.Watch, MaxAge: time.Nanosecond})
+	sampler := measure.New(measure.Config{Watch: c.Watch, MaxAge: time.Nanosecond})
+	c.Measure = sampler
 	ctx, cancel := context.WithCancel(context.Background())
 	var parts sync.WaitGroup
-	for _, run := range []func(context.Context) error{c.Watch.Run, c.Measure.Run} {
+	for _, run := range []func(context.Context) error{c.Watch.Run, sampler.Run} {
 		parts.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Errorf("run: %v", err)

@@ -27,7 +27,8 @@ const (
 // Handler serves /metrics, /healthz, /readyz and, where profiles is set, /debug/pprof.
 func (e *Exporter) Handler(profiles bool) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerForTransactional(e, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout}))
+	// promhttp's own time limit would keep each answer in memory until it is whole.
+	mux.Handle("GET /metrics", limited(gzipped(promhttp.HandlerForTransactional(e, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, DisableCompression: true}))))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", e.ready)
 	if profiles {
@@ -38,6 +39,15 @@ func (e *Exporter) Handler(profiles bool) http.Handler {
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	return mux
+}
+
+// limited keeps a scraper that does not read from holding what it asked for.
+func limited(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A writer that knows no deadline is a test's.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(scrapeTimeout))
+		h.ServeHTTP(w, r)
+	})
 }
 
 // ready says which parts run, and 503 while one does not or the picture of the node is not whole.
