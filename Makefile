@@ -93,6 +93,11 @@ bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue, through 
 	@tools/setup.sh net vm debianvm $(if $(wildcard /dev/vhost-net),dpdk)
 	$(TOOLS)/bench-napi -bin bin $(BENCH_FLAGS)
 
+.PHONY: bench-agent
+bench-agent: build $(TOOLS)/bench-agent ## Measure what the node agent chooses and costs (BENCH_FLAGS="-parts follow -rounds 3")
+	@tools/setup.sh net
+	$(TOOLS)/bench-agent -bin bin $(BENCH_FLAGS)
+
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
 	tools/setup.sh net vm
@@ -142,6 +147,10 @@ $(TOOLS)/bench-xdp:
 $(TOOLS)/bench-tapio:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/tapio
+.PHONY: $(TOOLS)/bench-agent
+$(TOOLS)/bench-agent:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/agent
 $(TOOLS)/bench-napi:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/napi

@@ -81,7 +81,7 @@ func TestTapirdThatIsKilledLosesNoSetting(t *testing.T) {
 			q = p.vmm(1, true)
 			tr = p.send(q, fullFrames)
 		}
-		d := startDaemon(t)
+		d = startDaemon(t)
 		switch {
 		case i%25 == 24:
 			p.want(want)

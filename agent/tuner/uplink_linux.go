@@ -94,28 +94,30 @@ func (k knob) use(device string, value *int) (before int, err error) {
 		return 0, err
 	}
 	defer e.Close()
-	turn := func(at *uint32, err error, set func() error) (int, error) {
-		if err != nil {
-			return 0, err
-		}
-		before := int(*at)
-		if value == nil || before == *value {
-			return before, nil
-		}
-		*at = uint32(*value)
-		return before, set()
-	}
+	var at *uint32
+	var set func() error
 	switch {
 	case k.channels != nil:
-		c, err := e.GetChannels(device)
-		return turn(k.channels(&c), err, func() error { _, err := e.SetChannels(device, c); return err })
+		var c ethtool.Channels
+		c, err = e.GetChannels(device)
+		at, set = k.channels(&c), func() error { return second(e.SetChannels(device, c)) }
 	case k.ring != nil:
-		r, err := e.GetRing(device)
-		return turn(k.ring(&r), err, func() error { _, err := e.SetRing(device, r); return err })
+		var r ethtool.Ring
+		r, err = e.GetRing(device)
+		at, set = k.ring(&r), func() error { return second(e.SetRing(device, r)) }
+	default:
+		var c ethtool.Coalesce
+		c, err = e.GetCoalesce(device)
+		at, set = k.coalesce(&c), func() error { return second(e.SetCoalesce(device, c)) }
 	}
-	c, err := e.GetCoalesce(device)
-	return turn(k.coalesce(&c), err, func() error { _, err := e.SetCoalesce(device, c); return err })
+	if before = int(*at); err != nil || value == nil || before == *value {
+		return before, err
+	}
+	*at = uint32(*value)
+	return before, set()
 }
+
+func second[T any](_ T, err error) error { return err }
 
 // tuneUplinks gives back what is not asked for any more, and sets what is.
 func (t *Tuner) tuneUplinks() {
