@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/tapir-cni/tapir/agent/metrics"
+	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
 )
 
@@ -44,7 +45,7 @@ func (a *Agent) metricsPart() part {
 			}
 			mine := l
 			l = nil
-			e := metrics.New(metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Tuner: told{a.tuner}, Uplinks: m.Uplinks, Logger: a.log})
+			e := metrics.New(metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Tuner: told{a.tuner}, Reconciler: found{a.mend}, Uplinks: m.Uplinks, Logger: a.log})
 			return e.Serve(ctx, mine, m.Profiles)
 		},
 		plan: func(_ context.Context, out io.Writer) error {
@@ -62,6 +63,18 @@ func (t told) Decisions() []metrics.Decisions {
 	var list []metrics.Decisions
 	for _, c := range t.Counts() {
 		list = append(list, metrics.Decisions{Kind: string(c.Kind), To: c.To, Result: string(c.Result), N: c.N})
+	}
+	return list
+}
+
+// found is the reconciler, as metrics want it.
+type found struct{ *reconcile.Reconciler }
+
+// Findings are the reconciler's counts.
+func (f found) Findings() []metrics.Findings {
+	var list []metrics.Findings
+	for _, r := range f.Results() {
+		list = append(list, metrics.Findings{Kind: string(r.Kind), Found: r.Found, Repaired: r.Repaired, Reported: r.Reported, Failed: r.Failed, Contested: r.Contested, Open: r.Open})
 	}
 	return list
 }

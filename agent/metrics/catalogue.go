@@ -77,8 +77,8 @@ const (
 	cniCalls
 	tunerDecisions
 	tunerLostFrames
-	reconcileActions
-	reconcileLastRun
+	reconcileFindings
+	reconcileOpen
 
 	uplinkPages
 	uplinkInflightPages
@@ -126,14 +126,14 @@ var families = [familyCount]family{
 	shortcutFrames: {"tapir_shortcut_frames_total", counter, ofAttachment, []string{"hook", "reason"}, "4, and one for each other reason that was met; none without the shortcut", "Frames that the shortcut's programs saw: to_guest and to_uplink took it, pass_ went the default way, conntrack_lookup and checksum_completed are counted beside."},
 	shortcutBytes:  {"tapir_shortcut_bytes_total", counter, ofAttachment, []string{"hook", "reason"}, "4; none without the shortcut", "Bytes of those that took the shortcut, with Ethernet headers."},
 
-	ipamSize:         {"tapir_ipam_range_addresses", gauge, ofNode, []string{"state_dir", "range"}, "ranges", "Addresses of a range from its first to its last, gateways and excluded ones included."},
-	ipamLeased:       {"tapir_ipam_leased_addresses", gauge, ofNode, []string{"state_dir", "range"}, "ranges", "Addresses of a range that are leased, by whatever network."},
-	ipamResting:      {"tapir_ipam_resting_addresses", gauge, ofNode, []string{"state_dir", "range"}, "ranges", "Addresses of a range that were released and are not to be used yet."},
-	cniCalls:         {"tapir_cni_call_duration_seconds", histogram, ofNode, []string{"state_dir", "verb", "code"}, "18 for each verb and code that was met", "CNI calls, counted by the plugin itself since the node's start. code 0 is success; -1 one that this version does not know."},
-	tunerDecisions:   {"tapir_tuner_decisions_total", counter, ofNode, []string{"kind", "to", "result"}, "kinds that were met", "What the tuner decided: kind and to say about what and for what (docs/tapird.md), result whether it was carried out."},
-	tunerLostFrames:  {"tapir_tuner_resize_lost_frames_total", counter, ofNode, nil, "", "Frames that ring resizes of the tuner cost."},
-	reconcileActions: {"tapir_reconcile_actions_total", counter, ofNode, []string{"object", "result"}, "objects and results that were met", "What reconciling did: removed, mended, reported, failed."},
-	reconcileLastRun: {"tapir_reconcile_last_run_timestamp_seconds", gauge, ofNode, nil, "", "When all attachments were last held against the kernel."},
+	ipamSize:          {"tapir_ipam_range_addresses", gauge, ofNode, []string{"state_dir", "range"}, "ranges", "Addresses of a range from its first to its last, gateways and excluded ones included."},
+	ipamLeased:        {"tapir_ipam_leased_addresses", gauge, ofNode, []string{"state_dir", "range"}, "ranges", "Addresses of a range that are leased, by whatever network."},
+	ipamResting:       {"tapir_ipam_resting_addresses", gauge, ofNode, []string{"state_dir", "range"}, "ranges", "Addresses of a range that were released and are not to be used yet."},
+	cniCalls:          {"tapir_cni_call_duration_seconds", histogram, ofNode, []string{"state_dir", "verb", "code"}, "18 for each verb and code that was met", "CNI calls, counted by the plugin itself since the node's start. code 0 is success; -1 one that this version does not know."},
+	tunerDecisions:    {"tapir_tuner_decisions_total", counter, ofNode, []string{"kind", "to", "result"}, "kinds that were met", "What the tuner decided: kind and to say about what and for what (docs/tapird.md), result whether it was carried out."},
+	tunerLostFrames:   {"tapir_tuner_resize_lost_frames_total", counter, ofNode, nil, "", "Frames that ring resizes of the tuner cost."},
+	reconcileFindings: {"tapir_reconcile_findings_total", counter, ofNode, []string{"kind", "outcome"}, "kinds and outcomes that were met", "What was found dead or changed since its ADD, by what became of it: found (each once), repaired, reported, failed (attempts), contested. kind is that of docs/reconcile.md."},
+	reconcileOpen:     {"tapir_reconcile_open_findings", gauge, ofNode, []string{"kind"}, "kinds that were met", "Findings that are there now."},
 
 	uplinkPages:         {"tapir_uplink_page_pool_pages_total", counter, ofDevice, []string{"event"}, "11", "Pages of the device's page pools by what happened: alloc_* where they came from, recycle_* where they went (Documentation/networking/page_pool.rst). alloc_slow and recycle_released_refcnt that grow with the traffic say that pages are not recycled."},
 	uplinkInflightPages: {"tapir_uplink_page_pool_inflight_pages", gauge, ofDevice, nil, "", "Pages that are out of the device's page pools."},

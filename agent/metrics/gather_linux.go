@@ -18,11 +18,11 @@ import (
 
 // Config is what an [Exporter] is made of.
 type Config struct {
-	Watch   *watch.Watcher
-	Measure Sampler
-	Parts   func() []Part // nil: nothing is said of parts
-	Tuner   Tuner         // nil: there is none
-	Reconciler
+	Watch      *watch.Watcher
+	Measure    Sampler
+	Parts      func() []Part // nil: nothing is said of parts
+	Tuner      Tuner         // nil: there is none
+	Reconciler               // likewise
 
 	Uplinks []string // devices of the node to be looked at
 	Logger  *slog.Logger

@@ -84,23 +84,28 @@ func (p *page) tuner(t Tuner) {
 	p.add(tunerLostFrames, nil, float64(t.LostByResize()))
 }
 
-// Actions are how often reconciling did something.
-type Actions struct {
-	Object, Result string // "attachment", "removed"
-	N              uint64
+// Findings are what reconciling found of one kind, and what became of them.
+type Findings struct {
+	Kind                                         string
+	Found, Repaired, Reported, Failed, Contested uint64
+	Open                                         int // there now
 }
 
 // Reconciler is what is told of reconciling.
 type Reconciler interface {
-	Actions() []Actions
-	LastRun() (unix float64, ok bool) // seconds since 1970
+	Findings() []Findings
 }
 
 func (p *page) reconciler(r Reconciler) {
-	for _, a := range r.Actions() {
-		p.add(reconcileActions, nil, float64(a.N), a.Object, a.Result)
-	}
-	if at, ok := r.LastRun(); ok {
-		p.add(reconcileLastRun, nil, at)
+	for _, f := range r.Findings() {
+		if f.Found == 0 {
+			continue
+		}
+		p.add(reconcileOpen, nil, float64(f.Open), f.Kind)
+		for outcome, n := range map[string]uint64{"found": f.Found, "repaired": f.Repaired, "reported": f.Reported, "failed": f.Failed, "contested": f.Contested} {
+			if n > 0 {
+				p.add(reconcileFindings, nil, float64(n), f.Kind, outcome)
+			}
+		}
 	}
 }

@@ -41,10 +41,9 @@ func (told) Decisions() []metrics.Decisions {
 	return []metrics.Decisions{{Kind: "rule", To: "small", Result: "failed", N: 1}}
 }
 func (told) LostByResize() uint64 { return 0 }
-func (told) Actions() []metrics.Actions {
-	return []metrics.Actions{{Object: "attachment", Result: "failed", N: 1}}
+func (told) Findings() []metrics.Findings {
+	return []metrics.Findings{{Kind: "stray-dan", Found: 1, Failed: 1, Open: 1}}
 }
-func (told) LastRun() (float64, bool) { return 1, true }
 
 // export makes attachments by ADD, has calls fail, and gathers.
 func export(t *testing.T) known {
