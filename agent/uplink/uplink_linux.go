@@ -140,8 +140,8 @@ func (u *Uplink) loop(ctx context.Context, conn *rtnl.Conn, todo *changes, ended
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-ended:
-			return err
+		case end := <-ended:
+			return end
 		case <-todo.C:
 		}
 		if err := u.apply(conn, todo.take()); err != nil {
