@@ -198,6 +198,11 @@ func TestNoFrameIsLost(t *testing.T) {
 	}{
 		{"control", []func(*testing.T){func(*testing.T) { time.Sleep(400 * time.Millisecond) }}},
 		{"tapird comes and goes", []func(*testing.T){func(t *testing.T) { n.tapird().stop() }}},
+		{"others come and go", []func(*testing.T){func(t *testing.T) {
+			other := n.sandbox("other", c)
+			other.add()
+			other.del()
+		}}},
 		{"flag", []func(*testing.T){xdp("flag", "a"), xdp("unflag", "a"), xdp("flag", "b"), xdp("unflag", "b")}},
 		{"modes", []func(*testing.T){xdp("on", "a", "--mode", "generic"), xdp("on", "a", "--mode", "native"), xdp("on", "a", "--mode", "auto")}},
 		{"off and on", []func(*testing.T){xdp("off", "a"), xdp("on", "a"), xdp("off", "b"), xdp("on", "b")}},

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ import (
 // The Service's addresses, whose backend is the second guest.
 var serviceAddrs = []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")}
 
-// Two guests with virtio's default offloads reach each other by the shortcut, which QEMU's way of opening a TAP gives the native
+// Two guests with virtio's default offloads, one with a queue pair and one with two, reach each other by the shortcut, which QEMU's way of opening a TAP gives the native
 // run; and by a Service, whose frames stay off it.
 func TestGuestsOnTheShortcut(t *testing.T) {
 	testnode.Require(t, "bpf", "btf", "tcx")
@@ -30,8 +31,7 @@ func TestGuestsOnTheShortcut(t *testing.T) {
 	nodeAddresses(t)
 	t.Cleanup(func() { cleanUp(t) })
 	cni := libcni.NewCNIConfigWithCacheDir([]string{binDir}, t.TempDir(), nil)
-	list := shortcutConfig(t)
-	pods := []*pod{attachShortcut(t, cni, list, "short-1"), attachShortcut(t, cni, list, "short-2")}
+	pods := []*pod{attachShortcut(t, cni, "short-1", 1), attachShortcut(t, cni, "short-2", 2)}
 	a, b := pods[0], pods[1]
 	boot(t, img, pods)
 	nft(t, `table inet proxy {
@@ -81,19 +81,19 @@ func TestGuestsOnTheShortcut(t *testing.T) {
 	}
 }
 
-func shortcutConfig(t *testing.T) *libcni.NetworkConfigList {
+func shortcutConfig(t *testing.T, queues int) *libcni.NetworkConfigList {
 	t.Helper()
 	list, err := libcni.NetworkConfFromBytes([]byte(`{"cniVersion": "1.1.0", "name": "vmtest", "plugins": [{"type": "tapir", "mtu": 1500, "xdp": {"mode": "native"},
-		"ipam": {"type": "tapir-ipam", "ranges": [[{"subnet": "10.9.0.0/24"}], [{"subnet": "fd00:9::/64"}]], "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`))
+		"queues": ` + strconv.Itoa(queues) + `, "ipam": {"type": "tapir-ipam", "ranges": [[{"subnet": "10.9.0.0/24"}], [{"subnet": "fd00:9::/64"}]], "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}]}`))
 	check(t, err)
 	return list
 }
 
-func attachShortcut(t *testing.T, cni libcni.CNI, list *libcni.NetworkConfigList, id string) *pod {
+func attachShortcut(t *testing.T, cni libcni.CNI, id string, queues int) *pod {
 	t.Helper()
-	p := attach(t, cni, list, id)
+	p := attach(t, cni, shortcutConfig(t, queues), id)
 	var err error
-	p.guest, err = guestconfig.FromResult(p.result, guestconfig.Query{ContainerID: p.id, IfName: "eth0", Queues: 1})
+	p.guest, err = guestconfig.FromResult(p.result, guestconfig.Query{ContainerID: p.id, IfName: "eth0", Queues: queues})
 	check(t, err)
 	testnode.In(t, p.netns, func() {
 		l, err := netlink.LinkByName(p.guest.TAP)
