@@ -1,6 +1,8 @@
 package xdp
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 )
@@ -234,6 +237,28 @@ func TestEndpointFaultsAreNamed(t *testing.T) {
 	}
 	if _, err := encodeAll(map[uint32]Endpoint{5: podEndpoint(6)}); err == nil || !strings.Contains(err.Error(), "counters 6 are of no device") {
 		t.Errorf("counters of another attachment: %v", err)
+	}
+}
+
+// layoutOf is a hash of what the shared maps are made of.
+func layoutOf(spec *ebpf.CollectionSpec) string {
+	lines := []string{fmt.Sprintf("layout %d", shortcutShortcutLayoutSHORTCUT_LAYOUT)}
+	for _, name := range sharedMaps {
+		m := spec.Maps[name]
+		lines = append(lines, fmt.Sprintf("%s %d %d %d %d %d", name, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags))
+	}
+	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
+	return hex.EncodeToString(sum[:8])
+}
+
+// The constant must follow each change of the maps: versions that share what they understand differently break each other.
+func TestShortcutLayoutIsTheObjects(t *testing.T) {
+	spec, err := loadShortcut()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := layoutOf(spec); ShortcutLayout() != want {
+		t.Errorf("shortcutLayout is %q; set it to %q", ShortcutLayout(), want)
 	}
 }
 
