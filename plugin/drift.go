@@ -90,6 +90,9 @@ func (d Drift) Mend(ctx context.Context, rec state.Attachment, want func(Differe
 
 // heldStill calls fn under the attachment's hold, unless it is another by now.
 func heldStill(ctx context.Context, dir string, rec state.Attachment, fn func() error) (err error) {
+	if state.Held(dir, rec.Key) {
+		return ErrHeld // to wait for each of many would take long
+	}
 	hold, err := state.AcquireHold(ctx, dir, rec.Key, lookWait)
 	if errors.Is(err, state.ErrBusy) {
 		return ErrHeld

@@ -25,7 +25,7 @@ func (n Node) Look(ctx context.Context, recs []state.Attachment) ([]Difference, 
 	for name, want := range sysctls {
 		out = append(out, Difference{Property: PropertyForwarding, Object: "sysctl " + name, What: fmt.Sprintf("want %s", want), Repairable: true})
 	}
-	chains, chainErr := masqueradeDrift(recs)
+	chains, chainErr := n.masqueradeDrift(ctx, recs)
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
 		out = append(out, Difference{Property: PropertyMasquerade, Object: name, What: strings.Join(chains[name].what, "; "), Repairable: true})
 	}
@@ -107,8 +107,8 @@ type masqDrift struct {
 	recs []state.Attachment
 }
 
-// masqueradeDrift compares each chain once.
-func masqueradeDrift(recs []state.Attachment) (map[string]masqDrift, error) {
+// masqueradeDrift compares each chain once. What is missing of an attachment is confirmed under its hold: a DEL takes it out before the record.
+func (n Node) masqueradeDrift(ctx context.Context, recs []state.Attachment) (map[string]masqDrift, error) {
 	by := map[string][]state.Attachment{}
 	for _, a := range recs {
 		if a.Masquerade != "" && !a.Rebuilt && a.Status == state.Ready {
@@ -117,23 +117,32 @@ func masqueradeDrift(recs []state.Attachment) (map[string]masqDrift, error) {
 	}
 	out := map[string]masqDrift{}
 	for chain, list := range by {
-		var d masqDrift
-		have := map[netip.Addr]bool{}
 		rules, err := masqRules(chain)
-		if err == nil && rules == wantRules {
-			have, err = masqueraded(chain) // the rules say that the sets are there
-		} else if err == nil {
-			d = masqDrift{[]string{fmt.Sprintf("nftables chain inet %s %s: want %d rules, got %d", masqTable, chain, wantRules, rules)}, list}
-		}
 		if err != nil {
 			return nil, fmt.Errorf("masquerade: %w", err)
 		}
+		if rules != wantRules {
+			out[chain] = masqDrift{[]string{fmt.Sprintf("nftables chain inet %s %s: want %d rules, got %d", masqTable, chain, wantRules, rules)}, list}
+			continue
+		}
+		have, err := masqueraded(chain) // the rules say that the sets are there
+		if err != nil {
+			return nil, fmt.Errorf("masquerade: %w", err)
+		}
+		var d masqDrift
 		for _, a := range list {
-			for _, addr := range a.Addresses {
-				if ip := addr.Prefix.Addr(); rules == wantRules && !have[ip] {
-					d.what = append(d.what, fmt.Sprintf("%s of %s is missing", ip, a.Key))
-					d.recs = append(d.recs, a)
+			if missing(a, have) == "" {
+				continue
+			}
+			err := heldStill(ctx, n.StateDir, a, func() error {
+				now, err := masqueraded(chain)
+				if what := missing(a, now); err == nil && what != "" {
+					d.what, d.recs = append(d.what, what), append(d.recs, a)
 				}
+				return err
+			})
+			if err != nil && !errors.Is(err, ErrHeld) {
+				return nil, err
 			}
 		}
 		if len(d.what) > 0 {
@@ -141,6 +150,20 @@ func masqueradeDrift(recs []state.Attachment) (map[string]masqDrift, error) {
 		}
 	}
 	return out, nil
+}
+
+// missing says which addresses of an attachment are not masqueraded.
+func missing(a state.Attachment, have map[netip.Addr]bool) string {
+	var list []string
+	for _, addr := range a.Addresses {
+		if ip := addr.Prefix.Addr(); !have[ip] {
+			list = append(list, ip.String())
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s of %s is missing", strings.Join(list, " and "), a.Key)
 }
 
 // wantRules are the rules of a chain, one for each family.
@@ -169,7 +192,7 @@ func masqRules(chain string) (int, error) {
 
 // mendMasquerade makes the chain anew where it is not whole, and adds the addresses of attachments that are still there.
 func (n Node) mendMasquerade(ctx context.Context, chain string, recs []state.Attachment) error {
-	all, err := masqueradeDrift(recs)
+	all, err := n.masqueradeDrift(ctx, recs)
 	if err != nil {
 		return err
 	}

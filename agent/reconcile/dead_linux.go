@@ -49,6 +49,9 @@ func (r *Reconciler) lookForDead(ctx context.Context, o Options) {
 		if ctx.Err() != nil {
 			return
 		}
+		if !r.dead.again(name) && !r.unknown.again(name) {
+			continue // an ADD or a DEL may have been about to end
+		}
 		open[c.Key.String()] = true
 		outcome, failure := Waiting, error(nil)
 		if slices.Contains(due, name) {

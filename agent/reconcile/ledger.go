@@ -40,6 +40,9 @@ func (l ledger) see(now time.Time, grace time.Duration, found []string) (due []s
 	return due
 }
 
+// again tells whether a thing looked dead more than once.
+func (l ledger) again(name string) bool { return l[name] != nil && l[name].n > 1 }
+
 // next is when to look again; zero where there is nothing to wait for. What is due and is there all the same could not be removed, or
 // is reported alone: the next full pass sees it.
 func (l ledger) next(grace time.Duration) (at time.Time) {

@@ -32,6 +32,9 @@ func (r *Reconciler) lookForStrays(ctx context.Context, o Options) {
 	due := r.strays.see(now, o.Grace, slices.Sorted(maps.Keys(byName)))
 	var found []Finding
 	for name, s := range byName {
+		if !r.strays.again(name) {
+			continue
+		}
 		f := Finding{Kind: strayKinds[s.Kind], Object: nodeObject, Thing: s.Name, What: s.Why, Outcome: Waiting}
 		if slices.Contains(due, name) {
 			f.Outcome, f.Error = r.clear(ctx, o, s)
