@@ -19,6 +19,7 @@ GUEST    := $(wildcard internal/microvm/guest)
 # Programs that only tests and checks run. They are built apart: make install must not see them.
 TOOLS      := bin/tools
 REFPLUGINS := bin/refplugins
+NODEEXPORTER := bin/nodeexporter/node_exporter
 
 PREFIX  ?= /usr/local
 CNI_BIN ?= /opt/cni/bin
@@ -94,7 +95,7 @@ bench-napi: build $(TOOLS)/bench-napi ## Measure NAPI on a TAP's queue, through 
 	$(TOOLS)/bench-napi -bin bin $(BENCH_FLAGS)
 
 .PHONY: bench-agent
-bench-agent: build $(TOOLS)/bench-agent ## Measure what the node agent chooses and costs (BENCH_FLAGS="-parts follow -rounds 3")
+bench-agent: build $(NODEEXPORTER) $(TOOLS)/bench-agent ## Measure what the node agent chooses and costs (BENCH_FLAGS="-parts follow -rounds 3")
 	@tools/setup.sh net
 	$(TOOLS)/bench-agent -bin bin $(BENCH_FLAGS)
 
@@ -122,6 +123,12 @@ refplugins: $(REFPLUGINS)/.built
 $(REFPLUGINS)/.built: test/refplugins/go.mod test/refplugins/go.sum
 	@mkdir -p $(REFPLUGINS)
 	CGO_ENABLED=0 go -C test/refplugins build -trimpath -ldflags "-s -w" -o $(CURDIR)/$(REFPLUGINS)/ tool
+	@touch $@
+
+# The exporter that bench-agent compares with, at the version that test/nodeexporter/go.mod pins.
+$(NODEEXPORTER): test/nodeexporter/go.mod test/nodeexporter/go.sum
+	@mkdir -p $(@D)
+	CGO_ENABLED=0 go -C test/nodeexporter build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ tool
 	@touch $@
 
 # Linters and the test runner at the versions that tools/go.mod pins.

@@ -2,7 +2,8 @@
 //
 //   - choose: with the traffic of bench-napi, what tapird chooses by itself against the best setting that was made by hand;
 //   - follow: a guest that changes from frames of the MTU's size to TSO and back: how long tapird takes to follow, and what it costs
-//     against no tuner, phase by phase.
+//     against no tuner, phase by phase;
+//   - crowd: what a thousand TAPs cost it: memory, idling, a scrape, the last beside node_exporter's.
 //
 // Guests, streams and the pump that stands in for the VMM are those of package test/bench/guest; tapird is the real one, in a process of its own.
 //
@@ -48,6 +49,7 @@ type part struct {
 var parts = []part{
 	{"choose", runChoose},
 	{"follow", runFollow},
+	{"crowd", runCrowd},
 }
 
 func main() {
@@ -62,6 +64,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "measured rounds")
 	flag.DurationVar(&o.duration, "duration", time.Second, "how long a row of the part choose is measured in a round")
 	flag.DurationVar(&o.phase, "phase", 15*time.Second, "how long the guest of the part follow sends one kind of frames")
+	crowdFlags()
 	flag.Parse()
 	exit(2, o.check(names))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
