@@ -72,7 +72,7 @@ func runCrowd(ctx context.Context, n *node.Node, o options, out io.Writer) (goal
 	}
 	defer func() { err = errors.Join(err, other.stop()) }()
 
-	own, theirs, size, err := scrapeInTurn(ctx, "http://"+metrics.DefaultBind, other.url, c.scrapes)
+	own, theirs, last, err := scrapeInTurn(ctx, "http://"+metrics.DefaultBind, other.url, c.scrapes)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func runCrowd(ctx context.Context, n *node.Node, o options, out io.Writer) (goal
 	}
 	fmt.Fprintf(out, "\n%d TAPs, each in its netns, %d with a stand-in\n", c.taps, len(standIns))
 	fmt.Fprintf(out, "  tapird: RSS %.1f MB after %d scrapes, idle %.2f %% of a CPU, %d netns left\n", rss, c.scrapes, cpu, left)
-	fmt.Fprintf(out, "  scrape of tapird (gzip, %d KB): median %.1f ms (p25 %.1f, p75 %.1f)\n", size/1000, own.Median(), own.Quantile(0.25), own.Quantile(0.75))
+	fmt.Fprintf(out, "  scrape of tapird (%d series, %d KB with gzip): median %.1f ms (p25 %.1f, p75 %.1f), of the last %.1f for the sample\n", last.series, last.size/1000, own.Median(), own.Quantile(0.25), own.Quantile(0.75), last.sampleMS)
 	fmt.Fprintf(out, "  scrape of node_exporter, netclass and netdev, %d TAPs in one netns: median %.1f ms (p25 %.1f, p75 %.1f)\n", c.taps, theirs.Median(), theirs.Quantile(0.25), theirs.Quantile(0.75))
 	return []goal.Goal{
 		goal.AtMost("agent/rss-mb", rss, maxRSS), goal.AtMost("agent/idle-cpu-percent", cpu, maxIdleCPU),

@@ -54,9 +54,9 @@ func startNodeExporter(n *node.Node, path string, taps, attached int) (e *nodeEx
 	}
 	e = &nodeExporter{}
 	for i := range attached {
-		q, err := tap.OpenQueues(tap.QueueOptions{Netns: netns, Name: fmt.Sprintf("tap%d", i), Count: 1, NAPI: true})
-		if err != nil {
-			return nil, err
+		q, openErr := tap.OpenQueues(tap.QueueOptions{Netns: netns, Name: fmt.Sprintf("tap%d", i), Count: 1, NAPI: true})
+		if openErr != nil {
+			return nil, openErr
 		}
 		e.standIns = append(e.standIns, q)
 	}
@@ -106,28 +106,47 @@ func (e *nodeExporter) stop() error {
 }
 
 // scrapeInTurn scrapes both, one after the other; what they gave the first time is not among the times, in ms. Both are to have told of the TAPs.
-func scrapeInTurn(ctx context.Context, own, other string, count int) (mine, theirs goal.Sample, size int, err error) {
+func scrapeInTurn(ctx context.Context, own, other string, count int) (mine, theirs goal.Sample, a answer, err error) {
 	for i := range count + 1 {
-		took, text, n, err := scrape(ctx, own)
-		if err == nil && !strings.Contains(text, "\ntapir_tap_ring_frames{") {
+		took, told, n, err := scrape(ctx, own)
+		if err == nil && !strings.Contains(told, "\ntapir_tap_ring_frames{") {
 			err = errors.New("tapird says nothing of a TAP")
 		}
 		if err != nil {
-			return nil, nil, 0, err
+			return nil, nil, a, err
 		}
 		tookOther, text, _, err := scrape(ctx, other)
 		if err == nil && (!strings.Contains(text, `node_network_info{`) || !strings.Contains(text, `node_network_receive_bytes_total{device="tap`)) {
 			err = errors.New("node_exporter says nothing of a TAP")
 		}
 		if err != nil {
-			return nil, nil, 0, err
+			return nil, nil, a, err
 		}
-		if size = n; i > 0 {
+		a.size, a.series = n, strings.Count(told, "\n")-strings.Count(told, "\n# ")
+		if a.sampleMS, err = sampleMS(told); err != nil {
+			return nil, nil, a, err
+		}
+		if i > 0 {
 			mine, theirs = append(mine, milliseconds(took)), append(theirs, milliseconds(tookOther))
 		}
 		time.Sleep(300 * time.Millisecond) // tapird gives a sample twice that is younger
 	}
-	return mine, theirs, size, nil
+	return mine, theirs, a, nil
+}
+
+// An answer is the last of tapird's.
+type answer struct {
+	size     int // bytes, compressed
+	series   int
+	sampleMS float64 // of its time, what the sample took
+}
+
+// sampleMS reads what a scrape says of itself.
+func sampleMS(text string) (float64, error) {
+	_, rest, _ := strings.Cut(text, "\ntapir_agent_sample_duration_seconds ")
+	value, _, _ := strings.Cut(rest, "\n")
+	seconds, err := strconv.ParseFloat(value, 64)
+	return seconds * 1000, err
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -142,12 +161,12 @@ func scrape(ctx context.Context, url string) (took time.Duration, text string, s
 	var body []byte
 	for until := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		begin := time.Now()
-		answer, err := http.DefaultTransport.RoundTrip(r)
-		if err != nil {
-			if time.Now().Before(until) && errors.Is(err, unix.ECONNREFUSED) {
+		answer, askErr := http.DefaultTransport.RoundTrip(r)
+		if askErr != nil {
+			if time.Now().Before(until) && errors.Is(askErr, unix.ECONNREFUSED) {
 				continue
 			}
-			return 0, "", 0, fmt.Errorf("scrape %s: %w", url, err)
+			return 0, "", 0, fmt.Errorf("scrape %s: %w", url, askErr)
 		}
 		body, err = io.ReadAll(answer.Body)
 		took = time.Since(begin)
