@@ -330,6 +330,36 @@ func TestCallsAreCounted(t *testing.T) {
 	}
 }
 
+// A call whose count cannot be kept is as good as any other; one that is refused before its configuration is read counts in the default folder.
+func TestACallDoesNotNeedItsCount(t *testing.T) {
+	requireNode(t)
+	n := start(t, Config{})
+	if err := os.MkdirAll("/run/tapir/calls/in the way", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := add(t, "")
+	if info, err := os.Stat("/run/tapir/calls"); err != nil || !info.IsDir() {
+		t.Fatalf("want the folder that is in the way, got %v, %v", info, err)
+	}
+	n.eventually(func(s scraped) error { // the file that is no file is told of
+		if got, err := s.value("tapir_agent_sample_problems"); err != nil || got != 1 || len(s["tapir_cni_call_duration_seconds"].GetMetric()) != 0 {
+			return fmt.Errorf("want one problem and no calls, got %g, %w", got, err)
+		}
+		return nil
+	})
+	if err := os.RemoveAll("/run/tapir/calls"); err != nil {
+		t.Fatal(err)
+	}
+	wrong := *p
+	wrong.keys = `"cniVersion": "9.9.9",` // the specification's own check refuses it
+	if _, err := wrong.call("CHECK"); err == nil {
+		t.Error("want an error")
+	}
+	if got, err := n.scrape().value("tapir_cni_call_duration_seconds", "verb=CHECK", "code=1"); err != nil || got != 1 {
+		t.Errorf("want one call, got %g, %v", got, err)
+	}
+}
+
 // Scrapers at once, while attachments come, are opened and go: each scrape is whole and right in itself.
 func TestScrapesWhileAttachmentsComeAndGo(t *testing.T) {
 	requireNode(t)
@@ -453,5 +483,30 @@ func TestTapirdServes(t *testing.T) {
 	all, err := parser.TextToMetricFamilies(strings.NewReader(string(text)))
 	if err != nil || all["tapir_attachment_info"] == nil || all["tapir_agent_part_running"] == nil || all["process_resident_memory_bytes"] == nil {
 		t.Errorf("got %v, %v", slices.Sorted(maps.Keys(all)), err)
+	}
+}
+
+// Where it cannot serve it says so at once, and does nothing else.
+func TestWhereTapirdCannotServe(t *testing.T) {
+	requireNode(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, tt := range []struct {
+		at, want string
+		code     int
+	}{
+		{taken.Addr().String(), "address already in use; choose another by --metrics-bind-address", 1},
+		{"127.0.0.1", `metricsBindAddress: want an address and a port as in "127.0.0.1:10177"`, 2},
+		{"127.0.0.1:0", "metricsBindAddress: want an address and a port", 2},
+		{"metrics.example:80", "metricsBindAddress: want an IP address", 2},
+	} {
+		cmd := exec.Command(filepath.Join(os.Getenv(testnode.BinDirEnv), "tapird"), "--metrics-bind-address", tt.at)
+		out, err := cmd.CombinedOutput()
+		if err == nil || cmd.ProcessState.ExitCode() != tt.code || !strings.Contains(string(out), tt.want) {
+			t.Errorf("%s: want exit code %d and %q, got %v: %s", tt.at, tt.code, tt.want, err, out)
+		}
 	}
 }
