@@ -64,10 +64,10 @@ func (l ledger) next(grace time.Duration) (at time.Time) {
 // limiter bounds repairs of one thing: what comes back is the work of others, and they are not fought.
 type limiter map[string][]time.Time
 
-// allow counts a repair, unless there were as many as max within per.
-func (l limiter) allow(name string, now time.Time, max int, per time.Duration) bool {
+// allow counts a repair, unless there were as many as most within per.
+func (l limiter) allow(name string, now time.Time, most int, per time.Duration) bool {
 	list := slices.DeleteFunc(l[name], func(t time.Time) bool { return now.Sub(t) >= per })
-	if len(list) >= max {
+	if len(list) >= most {
 		l[name] = list
 		return false
 	}

@@ -30,9 +30,9 @@ func (r *Reconciler) Plan(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	if o.CRIEndpoint != "" {
-		list, err := sandboxesOf(ctx, o.CRIEndpoint)
-		if err != nil {
-			fmt.Fprintf(out, "reconcile: remove nothing for the runtime's word: %v\n", err)
+		list, askErr := sandboxesOf(ctx, o.CRIEndpoint)
+		if askErr != nil {
+			fmt.Fprintf(out, "reconcile: remove nothing for the runtime's word: %v\n", askErr)
 		} else {
 			dead = append(dead, unknownTo(list, all)...)
 		}

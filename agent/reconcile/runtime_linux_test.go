@@ -17,7 +17,6 @@ type runtime struct {
 	mu    sync.Mutex
 	ids   []string
 	fails bool
-	asked int
 	s     *http.Server
 }
 
@@ -50,16 +49,9 @@ func (r *runtime) set(fails bool, ids ...string) {
 	r.ids, r.fails = ids, fails
 }
 
-func (r *runtime) asks() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.asked
-}
-
 func (r *runtime) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked++
 	w.Header().Set("Content-Type", "application/grpc")
 	if req.URL.Path != "/runtime.v1.RuntimeService/ListPodSandbox" || r.fails {
 		w.Header().Set("Grpc-Status", "14")
