@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -182,7 +183,10 @@ func TestNothingThatIsBeingAddedIsRemoved(t *testing.T) {
 		t.Error("the reconciler removed nothing: the test shows nothing")
 	}
 	for _, k := range reconcile.Kinds() {
-		if got := m.result(k); got.Repaired > 0 && k != reconcile.Unfinished {
+		if strings.HasPrefix(string(k), "stray-") || k == reconcile.Unfinished {
+			continue // left by an ADD that was killed before its record was there, or after; of what lives CHECK would miss it
+		}
+		if got := m.result(k); got.Repaired > 0 {
 			t.Errorf("put right or removed of what nobody changed: %+v: %+v", got, got.Last)
 		}
 	}
@@ -223,7 +227,17 @@ func TestTapirdIsKilledAtWork(t *testing.T) {
 		command(t, "ip", "route", "flush", "dev", lives.recorded().Host.Name)
 		log = run(300*time.Millisecond + rand.N(300*time.Millisecond))
 	}
-	run(3 * time.Second)
+	// With the capabilities that it keeps it puts all of this right.
+	command(t, "nft", "flush", "ruleset")
+	sysctl(t, "net/ipv4/ip_forward", "0")
+	lives.in(func() {
+		command(t, "tc", "qdisc", "del", "dev", "tap-eth0", "clsact")
+		command(t, "tc", "qdisc", "replace", "dev", "tap-eth0", "root", "pfifo")
+	})
+	log = run(4 * time.Second)
+	if v, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward"); err != nil || v[0] != '1' {
+		t.Errorf("want the node to forward, got %q, %v", v, err)
+	}
 	if wrong := lives.wrong(); len(wrong) > 0 {
 		t.Errorf("%q: %s", wrong, log)
 	}
