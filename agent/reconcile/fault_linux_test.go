@@ -225,7 +225,7 @@ func TestTapirdIsKilledAtWork(t *testing.T) {
 	t.Logf("killed %d times", kills)
 	for range 10 { // while it puts right
 		command(t, "ip", "route", "flush", "dev", lives.recorded().Host.Name)
-		log = run(300*time.Millisecond + rand.N(300*time.Millisecond))
+		run(300*time.Millisecond + rand.N(300*time.Millisecond))
 	}
 	// With the capabilities that it keeps it puts all of this right.
 	command(t, "nft", "flush", "ruleset")
