@@ -266,7 +266,7 @@ func (k *inspection) podRoutes(pod *rtnl.Conn) {
 // tap compares what the driver says of the TAP.
 func (k *inspection) tap(pod *rtnl.Conn) {
 	dev := k.rec.TAP
-	if link, err := pod.LinkByName(dev.Name); err == nil && k.rec.TxQueue != 0 {
+	if link, err := pod.LinkByName(dev.Name); err == nil && link.Attrs().TxQLen < k.rec.TxQueue { // the agent's tuner may have grown it
 		k.differ(dev.Name+": txQueueLen", k.rec.TxQueue, link.Attrs().TxQLen)
 	}
 	got, err := tap.Read(pod, dev.Index)

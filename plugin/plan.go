@@ -24,6 +24,13 @@ import (
 // tapAnnotation opts a pod in where "when" is "annotated".
 const tapAnnotation = "tapir.dev/tap"
 
+// profileAnnotation names the profile by which the agent's tuner shall tune the pod's TAP. Whether the pod may have it is said by the agent's
+// configuration; a name longer than any profile's is none.
+const profileAnnotation = "tapir.dev/profile"
+
+// maxProfileName is the length of a profile's name, in bytes.
+const maxProfileName = 63
+
 // Plan is what an ADD will do, decided from the configuration and the CNI arguments alone. Addresses, ifindexes, the
 // MTU of the default route and the redirect method are filled in when the plan is carried out.
 type Plan struct {
@@ -46,6 +53,7 @@ type Plan struct {
 	Group    *int
 	TxQueue  int
 	NoNAPI   bool
+	Profile  string // of the agent's tuner
 	VMM      string
 	MAC      net.HardwareAddr
 	MTU      int // 0: the default route's device
@@ -86,7 +94,7 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 		StateDir: cfg.StateDir, PodName: a.PodName, PodNamespace: a.PodNamespace,
 		Plain:  cfg.When == whenAnnotated && !cfg.optedIn(a) || cfg.scannedByKata(),
 		DANDir: cfg.DANDir,
-		Queues: cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, VMM: cfg.VMM,
+		Queues: cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, Profile: cfg.profile(), VMM: cfg.VMM,
 		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
 		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq, NoMasq: cfg.NonMasqueradeCIDRs, stdin: args.StdinData,
 	}
@@ -118,6 +126,14 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 		return nil, refuse(types.ErrInvalidNetworkConfig, append(fs, argFaults...))
 	}
 	return p, refuse(types.ErrInvalidEnvironmentVariables, argFaults)
+}
+
+// profile is the name that the pod's annotation gives.
+func (c *Config) profile() string {
+	if name := c.RuntimeConfig.PodAnnotations[profileAnnotation]; len(name) <= maxProfileName {
+		return name
+	}
+	return ""
 }
 
 // optedIn reports whether the pod asked for a TAP.

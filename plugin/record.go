@@ -22,7 +22,7 @@ func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 	}
 	if !p.Plain {
 		rec.TAP = state.Device{Name: p.TapName, MAC: xdp.GatewayMAC.String()}
-		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue, rec.NoNAPI = p.Queues, p.Owner, p.Group, p.TxQueue, p.NoNAPI
+		rec.Queues, rec.Owner, rec.GroupID, rec.TxQueue, rec.NoNAPI, rec.Profile = p.Queues, p.Owner, p.Group, p.TxQueue, p.NoNAPI, p.Profile
 	}
 	a.recordShortcut(rec)
 	if p.Chained {

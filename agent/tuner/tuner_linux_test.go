@@ -2,6 +2,7 @@ package tuner
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -158,8 +159,7 @@ func TestAPodChoosesAmongWhatIsAllowed(t *testing.T) {
 	}}
 	pods := map[string]*pod{"": nil, "timely": nil, "secret": nil, OffProfile: nil}
 	for name := range pods {
-		p := add(t, "")
-		p.record(func(a *state.Attachment) { a.Profile = name })
+		p := add(t, fmt.Sprintf(`"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"tapir.dev/profile": %q}},`, name))
 		p.vmm(1, true)
 		pods[name] = p
 	}
