@@ -53,8 +53,26 @@ func Listen(path string) (_ *Socket, err error) {
 	return &Socket{UnixListener: l, path: path, lock: lock}, nil
 }
 
-// takeLock takes the lock, or says who has it.
+// takeLock takes the lock, or says who has it. Whoever had it removes the file: a lock on one that is not at the path any more locks
+// nobody out, and is taken anew.
 func takeLock(path string) (*os.File, error) {
+	for {
+		f, err := tryLock(path)
+		if err != nil {
+			return nil, err
+		}
+		held, err := f.Stat()
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if there, err := os.Stat(path); err == nil && os.SameFile(held, there) {
+			return f, nil
+		}
+		_ = f.Close()
+	}
+}
+
+func tryLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -76,12 +94,13 @@ func takeLock(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Remove stops listening, removes the socket's file and lets the next tapird in. The lock's file stays: to unlink it would let
-// two hold locks on two files of one name.
+// Remove stops listening, removes the socket's file and the lock's, which it holds, and lets the next tapird in.
 func (s *Socket) Remove() error {
-	err := os.Remove(s.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	var err error
+	for _, path := range []string{s.path, s.path + ".lock"} {
+		if e := os.Remove(path); !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
 	}
 	if closeErr := s.Close(); !errors.Is(closeErr, net.ErrClosed) {
 		err = errors.Join(err, closeErr)

@@ -50,8 +50,8 @@ func TestQueuesAreHandedOver(t *testing.T) {
 	d.wantHome()
 }
 
-// The capabilities that the systemd unit leaves to tapird are enough to hand over queues, and each is wanted for that but the one by which
-// it hears of links (agent's own tests have it).
+// The capabilities that the systemd unit leaves to tapird are enough to hand over queues, and each is wanted for that but the ones by which
+// it hears of links and sets NAPI's threads (agent's own tests have them).
 func TestCapabilitiesOfTheUnit(t *testing.T) {
 	unit, err := os.ReadFile("../../deploy/systemd/tapird.service")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestCapabilitiesOfTheUnit(t *testing.T) {
 	for line := range strings.Lines(string(unit)) {
 		if list, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
 			caps = strings.Fields(strings.ToLower(strings.ReplaceAll(list, "CAP_", "+")))
-			caps = slices.DeleteFunc(caps, func(c string) bool { return c == "+net_broadcast" })
+			caps = slices.DeleteFunc(caps, func(c string) bool { return c == "+net_broadcast" || c == "+sys_nice" })
 		}
 	}
 	n := newNode(t)

@@ -30,6 +30,15 @@ func newNode(t testing.TB) *node {
 	t.Helper()
 	testnode.Require(t, "root", "tun", "bpf")
 	n := &node{t: t, host: testnode.NewNetns(t)}
+	testnode.In(t, n.host, func() { // tapird's metrics are served there
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
 	t.Cleanup(func() {
 		for _, dir := range []string{"/run/tapir", "/sys/fs/bpf/tapir"} {
 			if err := os.RemoveAll(dir); err != nil {
@@ -253,13 +262,20 @@ func (d *daemon) idleFDs() int {
 	return got
 }
 
-func countFDs(t testing.TB, pid int) int {
+// countFDs counts a process's descriptors, but for those of TAPs' sysfs, of which tapird has four as long as an attachment lives.
+func countFDs(t testing.TB, pid int) (n int) {
 	t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(entries)
+	for _, e := range entries {
+		if to, _ := os.Readlink(filepath.Join(dir, e.Name())); !strings.HasPrefix(to, "/devices/virtual/net/") {
+			n++
+		}
+	}
+	return n
 }
 
 // wantFDs waits until it has that many: the last connection may still be closing.

@@ -47,5 +47,4 @@ func (d *daemon) stop() {
 		d.n.t.Errorf("tapird: %v: %s", err, said)
 	}
 	d.log.Close()
-	_ = os.Remove(filepath.Join(stateDir, "tapird.sock.lock")) // it stays, and so would the folder
 }
