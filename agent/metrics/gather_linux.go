@@ -100,6 +100,7 @@ func (e *Exporter) fill(ctx context.Context, p *page) error {
 	if e.c.Reconciler != nil {
 		p.reconciler(e.c.Reconciler)
 	}
+	problems = append(problems, s.QueuesErr)
 	unread := 0
 	for _, err := range problems {
 		if err != nil {
