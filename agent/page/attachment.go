@@ -90,8 +90,8 @@ type Counters struct {
 	Shortcut   uint64 `json:"shortcut"`  // from the guest: frames that took the shortcut
 }
 
-// countersOf are those of a TAP; of a plain pod, those of the veth's end on the host, seen from the other side.
-func countersOf(a *measure.Attachment) Counters {
+// CountersOf are those of a TAP; of a plain pod, those of the veth's end on the host, seen from the other side.
+func CountersOf(a *measure.Attachment) Counters {
 	c := Counters{RingDrops: a.RingDrops()}
 	if own := deviceOf(a); own != nil {
 		c.FromFrames, c.FromBytes, c.ToFrames, c.ToBytes = own.Stats.RxFrames, own.Stats.RxBytes, own.Stats.TxFrames, own.Stats.TxBytes
@@ -121,7 +121,8 @@ func deviceOf(a *measure.Attachment) *links.Link {
 	return a.TAP
 }
 
-func kindOf(r state.Attachment) string {
+// KindOf is the kind of an attachment: "tap", "host", "chained" or "plain".
+func KindOf(r state.Attachment) string {
 	switch {
 	case r.TAP.Index == 0:
 		return kindPlain
@@ -136,8 +137,8 @@ func kindOf(r state.Attachment) string {
 func (p *Page) row(a *measure.Attachment) Attachment {
 	r := a.Record
 	row := Attachment{
-		ID: a.ID, Kind: kindOf(r), Status: r.Status, Netns: a.Netns.String(), Created: r.Created, VMM: r.VMM, Addresses: []string{}, MAC: r.GuestMAC,
-		Shortcut: r.XDP.Mode, Device: r.TAP.Name, Counters: countersOf(a), NAPI: a.NAPI, Queues: queuesOf(a.Queues),
+		ID: a.ID, Kind: KindOf(r), Status: r.Status, Netns: a.Netns.String(), Created: r.Created, VMM: r.VMM, Addresses: []string{}, MAC: r.GuestMAC,
+		Shortcut: r.XDP.Mode, Device: r.TAP.Name, Counters: CountersOf(a), NAPI: a.NAPI, Queues: queuesOf(a.Queues),
 	}
 	if r.PodName != "" {
 		row.Pod = r.PodNamespace + "/" + r.PodName
@@ -237,7 +238,7 @@ func (p *Page) attachment(w http.ResponseWriter, r *http.Request) {
 
 func (p *Page) detail(s *measure.Sample, a *measure.Attachment) detailAnswer {
 	d := detailAnswer{
-		at: p.at(s.Time), Attachment: p.row(a), Record: a.Record, TAP: a.TAP, PodEnd: a.Pod, HostEnd: a.Host, Path: pathOf(a),
+		at: p.at(s.Time), Attachment: p.row(a), Record: a.Record, TAP: a.TAP, PodEnd: a.Pod, HostEnd: a.Host, Path: PathOf(a),
 		Frames: reasons(a.Frames), Shortcut: reasons(a.Shortcut), Changes: []journal.Change{}, Decisions: []Decision{}, Findings: []Finding{},
 	}
 	name := a.Key.String()

@@ -93,7 +93,7 @@ func (t *Totals) add(a *measure.Attachment) {
 	if a.Netns.String() == "lost" {
 		t.Lost++
 	}
-	c := countersOf(a)
+	c := CountersOf(a)
 	t.Dropped += c.RingDrops + c.Refused
 }
 

@@ -199,7 +199,7 @@ func TestThePathCountsEachHop(t *testing.T) {
 		return out
 	}
 	a := attached("aaaa")
-	p := pathOf(a)
+	p := PathOf(a)
 	for name, c := range map[string]struct {
 		got  []Hop
 		want []hop
@@ -218,11 +218,11 @@ func TestThePathCountsEachHop(t *testing.T) {
 		t.Errorf("guest: got %q", name)
 	}
 	a.Record.XDP.Mode = ""
-	if p := pathOf(a); p.ShortcutOut != nil || p.ShortcutIn != nil {
+	if p := PathOf(a); p.ShortcutOut != nil || p.ShortcutIn != nil {
 		t.Errorf("one without a part in the shortcut: got %+v", p)
 	}
 	a.Record.Placement, a.Record.Pod, a.Record.Host = state.PlacementHost, state.Device{}, state.Device{}
-	if p := pathOf(a); len(p.ToNode) != 4 || len(p.ToGuest) != 3 {
+	if p := PathOf(a); len(p.ToNode) != 4 || len(p.ToGuest) != 3 {
 		t.Errorf("TAP on the host: got %+v", p)
 	}
 }

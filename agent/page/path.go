@@ -28,12 +28,13 @@ type Path struct {
 	ShortcutIn  []Hop `json:"shortcutIn,omitempty"`  // what it gets by XDP. What comes by the host end's program is counted by pod_ingress, on the default way
 }
 
-func pathOf(a *measure.Attachment) Path {
+// PathOf is the ways of an attachment's frames as a sample counts them.
+func PathOf(a *measure.Attachment) Path {
 	guest := Hop{Kind: "guest", Name: guestName(a)}
 	node := Hop{Kind: "node", Name: "routing, Services, policies"}
 	tapIn := received("tap", a.Record.TAP.Name, a.TAP)
 	tapOut := sent("tap", a.Record.TAP.Name, a.TAP)
-	switch kindOf(a.Record) {
+	switch KindOf(a.Record) {
 	case kindPlain:
 		guest.Name = "pod"
 		return Path{
