@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,9 +55,11 @@ func (s Setting) ApplyThread(tid int) error {
 	if s.Batch {
 		policy, name = unix.SCHED_BATCH, "SCHED_BATCH"
 	}
-	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: uint32(policy)}
-	if err := unix.SchedSetAttr(tid, &attr, 0); err != nil {
-		return fmt.Errorf("make NAPI thread %d %s: %w", tid, name, err)
+	// Not sched_setattr, whose policy a seccomp filter such as systemd's RestrictRealtime= cannot see.
+	var param struct{ priority int32 }
+	_, _, errno := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(policy), uintptr(unsafe.Pointer(&param)))
+	if errno != 0 {
+		return fmt.Errorf("make NAPI thread %d %s: %w", tid, name, errno)
 	}
 	return nil
 }
