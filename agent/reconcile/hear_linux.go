@@ -16,7 +16,10 @@ func (r *Reconciler) hear(e watch.Event) {
 		}
 	case watch.Removed:
 		r.know(a, nil)
-		r.results.put(a.Key.String(), nil, nil)
+		r.results.put(a.Key.String(), propertyKinds, nil)
+		if r.results.has(a.Key.String()) { // that it was dead ends with the next look, which may be who removed it
+			r.soon(lookDead, settle)
+		}
 	case watch.NetnsGone:
 		r.soon(lookDead, settle)
 	case watch.LinkChanged:

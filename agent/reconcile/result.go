@@ -84,6 +84,18 @@ func (r *record) put(object string, kinds []Kind, now []Finding) {
 	}
 }
 
+// has tells whether something of an object is open.
+func (r *record) has(object string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range r.open {
+		if f.Object == object {
+			return true
+		}
+	}
+	return false
+}
+
 // keep ends the findings of kinds whose objects are none of those.
 func (r *record) keep(kinds []Kind, objects map[string]bool) {
 	r.mu.Lock()
