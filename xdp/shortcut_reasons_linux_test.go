@@ -83,7 +83,8 @@ func shortcutSeeds(src4, src6 netip.Addr, mac net.HardwareAddr) [][]byte {
 		dsts []netip.Addr
 	}{
 		{src4, []netip.Addr{peer4, remote4, guest4.Addr(), offLink4}},
-		{src6, []netip.Addr{peer6, remote6, guest6.Addr(), offLink6}},
+		// The last two are keys of IPv4 addresses in the maps.
+		{src6, []netip.Addr{peer6, remote6, guest6.Addr(), offLink6, netip.AddrFrom16(peer4.As16()), netip.AddrFrom16(remote4.As16())}},
 	} {
 		src, icmp := way.src, 1
 		if src.Is6() {
@@ -121,6 +122,8 @@ func shortcutSeeds(src4, src6 netip.Addr, mac net.HardwareAddr) [][]byte {
 		with(u6, 20, protoNone), with(u, 12, 0x81, 0), with(u, 12, 0x86, 0xdd), with(u6, 12, 8, 0),
 		u[:33], u6[:53], u[:41], u6[:61], u[:15], arpRequest(guest4.Addr(), gateway4), ns(guest6.Addr(), gateway6),
 	)
+	mapped := remote4.As16()
+	add(with(packet(src6, guest6.Addr(), protoUDP, udp(src6, guest6.Addr(), 1000, 53)), 22, mapped[:]...))
 	return append(out, u, u6, with(u, 0, strangerMAC...), with(u6, 0, broadcast...))
 }
 

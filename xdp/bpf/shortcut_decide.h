@@ -85,6 +85,8 @@ static __always_inline bool from_behind(const struct frame *f, __u32 uplink, con
 {
 	struct route *route = find_route(&f->key.source, s);
 
+	if (f->ipv6 && mapped_ipv4(&f->key.source))
+		return false;
 	return route && (route->flags & ROUTE_USABLE) && route->uplink == uplink;
 }
 
@@ -92,9 +94,13 @@ static __always_inline bool from_behind(const struct frame *f, __u32 uplink, con
 static __always_inline enum path_reason find_way(struct way *w, const struct attachment *a, __u32 ifindex,
 						 const struct shortcut_settings *s, enum path_hook hook)
 {
-	const struct pod *pod = bpf_map_lookup_elem(&pods, &w->f.key.dest);
+	const struct pod *pod;
 	const struct route *route;
 
+	/* The key of an IPv4 address, in a packet of IPv6: it is nobody's. */
+	if (w->f.ipv6 && mapped_ipv4(&w->f.key.dest))
+		return PATH_PASS_NO_TARGET;
+	pod = bpf_map_lookup_elem(&pods, &w->f.key.dest);
 	if (pod) {
 		if (hook == HOOK_UPLINK_XDP && !from_behind(&w->f, ifindex, s))
 			return PATH_PASS_SOURCE;
@@ -145,12 +151,16 @@ static __always_inline enum path_reason decide(void *ctx, struct way *w, const s
 					       const struct shortcut_settings *s, enum path_hook hook, enum runs runs)
 {
 	enum path_reason r = parse(&w->f, a, s, hook), may;
+	__s32 nsid = hook == HOOK_TAP_XDP ? a->host_nsid : NSID_OWN;
 	bool generic = false;
 
 	if (r != PATH_UNKNOWN)
 		return r;
-	if (w->f.error && !about_shortcut(&w->f))
-		return PATH_PASS_PROTOCOL;
+	if (w->f.error) {
+		r = error_may(ctx, hook, &w->f, nsid, &w->asked);
+		if (r != PATH_UNKNOWN)
+			return r;
+	}
 	if (hook != HOOK_HOST_TC) {
 		r = see_run(ctx, runs, &generic);
 		if (r != PATH_UNKNOWN)
@@ -159,7 +169,7 @@ static __always_inline enum path_reason decide(void *ctx, struct way *w, const s
 	r = find_way(w, a, ifindex, s, hook);
 	if (r != PATH_TO_GUEST && r != PATH_TO_UPLINK)
 		return r;
-	may = flow_may(ctx, hook, &w->f, hook == HOOK_TAP_XDP ? a->host_nsid : NSID_OWN, s, &w->verdict, &w->asked);
+	may = flow_may(ctx, hook, &w->f, nsid, s, &w->verdict, &w->asked);
 	if (may != PATH_UNKNOWN)
 		return may;
 	if (hook != HOOK_HOST_TC) {

@@ -117,11 +117,14 @@ static __noinline void add_flow(const struct flow_key *key, bool ipv6, const str
 	bpf_map_update_elem(&flows4, &key4, flow, BPF_ANY);
 }
 
-/* Does a verdict still hold for this frame? A SYN begins a flow anew, under a tuple that may be a Service's by now. */
+/*
+ * Does a verdict still hold for this frame? A SYN begins a flow anew, under a tuple that may be a Service's by now, and an RST
+ * may be all that a backend answers to one.
+ */
 static __always_inline bool verdict_holds(const struct flow *flow, const struct frame *f,
 					  const struct shortcut_settings *s)
 {
-	if (flow->epoch != s->epoch || f->syn)
+	if (flow->epoch != s->epoch || f->anew)
 		return false;
 	return f->key.proto == IPPROTO_TCP || bpf_jiffies64() - flow->tick < s->udp_lifetime;
 }
@@ -188,22 +191,41 @@ static __always_inline enum path_reason echo_may(const struct frame *f, const st
 	return flow && now - flow->asked < ECHO_LIFETIME ? PATH_UNKNOWN : PATH_PASS_NO_REQUEST;
 }
 
-/*
- * An error goes the way that the packet went which it is about: conntrack does not know that packet's flow, and would find the
- * error invalid. Not inlined: it is rare.
- */
-static __noinline bool about_shortcut(const struct frame *f)
+/* The flow that an error is about. Not inlined: it is rare. */
+static __noinline bool about_shortcut(const struct frame *f, struct flow_key *about)
 {
-	struct flow_key about;
 	struct flow *flow;
 
-	about.source = f->key.dest;
-	about.dest = f->key.source;
-	about.source_port = f->quote.source_port;
-	about.dest_port = f->quote.dest_port;
-	about.proto = f->quote.proto;
-	flow = find_flow(&about, f->ipv6);
+	about->source = f->key.dest;
+	about->dest = f->key.source;
+	about->source_port = f->quote.source_port;
+	about->dest_port = f->quote.dest_port;
+	about->proto = f->quote.proto;
+	flow = find_flow(about, f->ipv6);
 	return flow && flow->verdict == VERDICT_SHORTCUT;
+}
+
+/*
+ * An error goes the way that the packet went which it is about: conntrack does not know that packet's flow, and would find the
+ * error invalid. A verdict may be older than that packet, which a Service may have led here since, so conntrack is asked. Of echo
+ * it cannot be.
+ */
+static __always_inline enum path_reason error_may(void *ctx, enum path_hook hook, const struct frame *f, __s32 nsid,
+						  bool *asked)
+{
+	struct flow_key about;
+	enum verdict v;
+
+	if (!about_shortcut(f, &about))
+		return PATH_PASS_PROTOCOL;
+	if (about.proto == f->key.proto)
+		return PATH_UNKNOWN;
+	*asked = true;
+	if (hook == HOOK_HOST_TC)
+		v = ask_conntrack_tc(ctx, &about, f->ipv6);
+	else
+		v = ask_conntrack_xdp(ctx, &about, f->ipv6, nsid);
+	return v == VERDICT_SHORTCUT ? PATH_UNKNOWN : PATH_PASS_PROTOCOL;
 }
 
 /* Returns PATH_UNKNOWN where the frame's flow may take the shortcut. */
@@ -211,7 +233,7 @@ static __always_inline enum path_reason flow_may(void *ctx, enum path_hook hook,
 						 const struct shortcut_settings *s, enum verdict *verdict, bool *asked)
 {
 	if (f->error)
-		return PATH_UNKNOWN; /* decide() has asked about_shortcut() */
+		return PATH_UNKNOWN; /* decide() has asked error_may() */
 	if (f->echo != ECHO_NONE)
 		return echo_may(f, s);
 	*verdict = flow_verdict(ctx, hook, f, nsid, s, asked);

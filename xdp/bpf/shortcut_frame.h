@@ -71,7 +71,7 @@ struct frame {
 	__u32 len;	/* the whole frame's */
 	__u32 gso_size; /* of its segments; 0: one frame */
 	bool ipv6;
-	bool syn;
+	bool anew; /* it may belong to another flow than those before it under its tuple: a SYN or RST of TCP */
 	bool error; /* of ICMP */
 	enum echo echo;
 	struct quote quote;
@@ -105,7 +105,7 @@ static __always_inline enum path_reason parse_tcp(struct frame *f, void *l4)
 	f->headers_len += header;
 	f->key.source_port = tcp->source;
 	f->key.dest_port = tcp->dest;
-	f->syn = tcp->syn;
+	f->anew = tcp->syn || tcp->rst;
 	return PATH_UNKNOWN;
 }
 

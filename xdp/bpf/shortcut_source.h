@@ -38,6 +38,11 @@ static __always_inline void map_ipv4(struct ipv6_addr *to, __be32 addr)
 	to->word[3] = addr;
 }
 
+static __always_inline bool mapped_ipv4(const struct ipv6_addr *a)
+{
+	return (a->word[0] | a->word[1]) == 0 && a->word[2] == bpf_htonl(0xffff);
+}
+
 static __always_inline bool same_ipv6(const struct ipv6_addr *a, const struct ipv6_addr *b)
 {
 	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
