@@ -43,7 +43,7 @@ func newRoot() *cobra.Command {
 	f.StringVar(&o.bpffs, "bpffs", xdp.DefaultDir, "folder of the pinned programs")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json")
 	root.AddCommand(newList(o), newQueues(o), newDoctor(o), newGuestConfig(o), newQuickstart(o), newGC(o), newCleanup(o),
-		newExec(o), newExecChild(), newFDs(o), newXDP(o), newTrace(o), newTop(o))
+		newExec(o), newExecChild(), newFDs(o), newXDP(o), newTrace(o), newTop(o), newInspect(o), newBundle(o))
 	return root
 }
 
