@@ -199,7 +199,8 @@ func (a *apply) ensureUplink() error {
 		if lookErr != nil {
 			return fmt.Errorf("xdp.uplink: %q: %w", name, lookErr)
 		}
-		if !is.Foreign {
+		// A program that is of no pinned version reads maps that no later ADD writes to.
+		if !is.Foreign && is.Version != "" {
 			return nil
 		}
 	}
