@@ -23,6 +23,7 @@ type topRow struct {
 	Pod      string       `json:"pod,omitempty"` // namespace/name
 	Kind     string       `json:"kind"`
 	Status   state.Status `json:"status"`
+	Why      string       `json:"why,omitempty"` // why a device or the namespace could not be read
 	Device   string       `json:"device"`
 	Program  string       `json:"program,omitempty"` // that holds a queue
 	Attached int          `json:"attached"`          // queues
@@ -125,6 +126,9 @@ func rowOf(a *measure.Attachment, queuesUnknown bool) topRow {
 	r := topRow{
 		ID: a.ID, Kind: page.KindOf(a.Record), Status: a.Record.Status, Device: a.Record.TAP.Name, Threaded: unknown, NAPI: -1,
 		Shortcut: a.Record.XDP.Mode, Counters: page.CountersOf(a),
+	}
+	if a.Why != nil {
+		r.Why = a.Why.Error()
 	}
 	if a.Record.PodName != "" {
 		r.Pod = a.Record.PodNamespace + "/" + a.Record.PodName
