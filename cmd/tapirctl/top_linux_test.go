@@ -234,7 +234,7 @@ func TestTopShowsTheTrafficOfRealTAPs(t *testing.T) {
 		t.Fatalf("want one attachment, got %s", out)
 	}
 	r := got.Attachments[0]
-	if r.ContainerID != "aaaa" || r.Attached != 1 || r.NAPI != 1 || r.Counters.FromFrames < 100 || r.Counters.FromBytes != 60*r.Counters.FromFrames {
+	if r.ContainerID != "aaaa" || r.Attached != 1 || r.NAPI == 0 || r.Counters.FromFrames < 100 || r.Counters.FromBytes != 60*r.Counters.FromFrames {
 		t.Errorf("got %s", out)
 	}
 	// On a busy machine a counter may be read a good while after its sample began: the exact arithmetic has its own test.

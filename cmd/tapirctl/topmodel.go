@@ -139,7 +139,7 @@ func rowOf(a *measure.Attachment, queuesUnknown bool) topRow {
 	if a.TAP != nil {
 		r.Attached = a.TAP.Queues
 	}
-	if !queuesUnknown {
+	if !queuesUnknown && len(a.Queues) >= r.Attached { // of one that no process was seen to hold nothing is known
 		r.NAPI = 0
 		for _, q := range a.Queues {
 			if q.NAPI {
