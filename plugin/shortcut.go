@@ -237,21 +237,18 @@ func (p *plugin) leave(rec state.Attachment, recorded bool, indexes []uint32) er
 	return p.inShortcut(rec, recorded, func(s *xdp.Shortcut) error { return s.Leave(indexes...) })
 }
 
-// inShortcut calls fn with the maps that the attachment may have entries in: those that its record names, or all where there is
-// no record that knows.
+// inShortcut calls fn with the maps that the attachment may have entries in: none where it never had a part, else those of all
+// layouts, since who moved it from one to another may have been killed between them.
 func (p *plugin) inShortcut(rec state.Attachment, recorded bool, fn func(*xdp.Shortcut) error) error {
-	layouts := []string{rec.XDP.Layout}
-	if !recorded || rec.Rebuilt {
-		var err error
-		if layouts, err = xdp.Layouts(p.bpffs); err != nil {
-			return err
-		}
+	if recorded && !rec.Rebuilt && rec.XDP.Layout == "" {
+		return nil
+	}
+	layouts, err := xdp.Layouts(p.bpffs)
+	if err != nil {
+		return err
 	}
 	var errs []error
 	for _, layout := range layouts {
-		if layout == "" {
-			continue
-		}
 		s, err := xdp.OpenLayout(p.bpffs, layout)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

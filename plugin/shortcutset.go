@@ -30,19 +30,22 @@ func (c Shortcuts) Set(ctx context.Context, key state.Key, mode xdp.Mode) (state
 	err := c.held(ctx, key, func(rec *state.Attachment, save func() error) error {
 		defer func() { out = rec.XDP }()
 		return c.inSandbox(rec, func(s *xdp.Shortcut, pod *rtnl.Conn, host ns.NetNS) error {
+			before := rec.XDP.Layout
 			if mode == xdp.ModeOff {
-				return leavePart(s, rec, host)
+				return c.outOf(before, s, rec, func() error { return leavePart(s, rec, host) })
 			}
 			// First, so that DEL finds the entries, whatever becomes of this process.
 			rec.XDP.Layout = s.Layout()
 			if err := save(); err != nil {
 				return err
 			}
-			err := takePart(s, rec, pod, host, mode)
-			if err != nil && rec.XDP.Mode == "" {
-				err = errors.Join(err, leavePart(s, rec, host)) // what it did so far
-			}
-			return err
+			return c.outOf(before, s, rec, func() error {
+				err := takePart(s, rec, pod, host, mode)
+				if err != nil && rec.XDP.Mode == "" {
+					err = errors.Join(err, leavePart(s, rec, host)) // what it did so far
+				}
+				return err
+			})
 		})
 	})
 	if err != nil {
@@ -101,22 +104,31 @@ func (c Shortcuts) Upgrade(ctx context.Context, key state.Key) (changed bool, er
 // moveMaps gives an attachment its part in this version's maps, whose layout is another one: the new programs do not look into the
 // old maps. Between both its frames take the default path.
 func (c Shortcuts) moveMaps(s *xdp.Shortcut, rec *state.Attachment, pod *rtnl.Conn, host ns.NetNS) error {
-	tap, end := uint32(rec.TAP.Index), uint32(rec.Host.Index)
-	old, err := xdp.OpenLayout(c.BPFFS, rec.XDP.Layout)
+	return c.outOf(rec.XDP.Layout, s, rec, func() error { return takePart(s, rec, pod, host, xdp.Mode(rec.XDP.Mode)) })
+}
+
+// outOf calls change, which acts on this version's maps, and takes the attachment out of those that it was in, where their layout is
+// another one: its addresses before, so that nobody is led past the change, and the rest after it.
+func (c Shortcuts) outOf(layout string, s *xdp.Shortcut, rec *state.Attachment, change func() error) error {
+	if layout == "" || layout == s.Layout() {
+		return change()
+	}
+	old, err := xdp.OpenLayout(c.BPFFS, layout)
 	if errors.Is(err, fs.ErrNotExist) {
-		return takePart(s, rec, pod, host, xdp.Mode(rec.XDP.Mode))
+		return change()
 	}
 	if err != nil {
 		return err
 	}
 	defer old.Close()
+	tap := uint32(rec.TAP.Index)
 	if err := old.Withdraw(tap, addressesOf(*rec)...); err != nil {
 		return err
 	}
-	if err := takePart(s, rec, pod, host, xdp.Mode(rec.XDP.Mode)); err != nil {
+	if err := change(); err != nil {
 		return err
 	}
-	return old.Leave(tap, end)
+	return old.Leave(tap, uint32(rec.Host.Index))
 }
 
 // held calls fn with the attachment's record under its hold, and records what fn made of it; save does so meanwhile.
