@@ -84,6 +84,18 @@ func linkOf(t *testing.T, c *rtnl.Conn) netlink.Link {
 	return l
 }
 
+// local adds an address to the node, on lo, or deletes it.
+func (n *node) local(verb string, a netip.Addr) {
+	n.t.Helper()
+	testnode.In(n.t, n.netns, func() {
+		lo, err := netlink.LinkByName("lo")
+		must(n.t, err)
+		must(n.t, netlink.LinkSetUp(lo))
+		change := map[string]func(netlink.Link, *netlink.Addr) error{"add": netlink.AddrAdd, "delete": netlink.AddrDel}[verb]
+		must(n.t, change(lo, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())}))
+	})
+}
+
 // route adds, replaces or deletes a route of the kernel.
 func (n *node) route(verb string, p netip.Prefix, via netip.Addr) {
 	n.t.Helper()

@@ -192,7 +192,7 @@ func (r *resolver) list(family int) ([]routed, error) {
 	}
 	out := []routed{}
 	for _, f := range routes {
-		if f.Dst == nil || f.Table == unix.RT_TABLE_LOCAL {
+		if f.Dst == nil || f.Table == unix.RT_TABLE_LOCAL && f.Type != unix.RTN_LOCAL { // the node's own addresses count
 			continue
 		}
 		addr, ok := netip.AddrFromSlice(f.Dst.IP)

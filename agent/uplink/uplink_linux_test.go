@@ -215,6 +215,7 @@ func TestHopFollowsTheRoutingTable(t *testing.T) {
 		{"no route", func() { n.route("delete", prefix4, hop4) }, "no route", func() { n.route("add", prefix4, hop4) }},
 		{"part of it another way", func() { n.route("add", inside, other4) }, "10.9.1.128/25 inside it", func() { n.route("delete", inside, other4) }},
 		{"part of it nowhere", func() { n.route("add", inside, netip.Addr{}) }, "10.9.1.128/25 inside it", func() { n.route("delete", inside, netip.Addr{}) }},
+		{"an address of the node's own in it", func() { n.local("add", inside.Addr()) }, "10.9.1.128/32 inside it", func() { n.local("delete", inside.Addr()) }},
 		{"next hop behind a router", func() { n.route("add", netip.PrefixFrom(hop4, 32), other4) }, "not on a link", func() { n.route("delete", netip.PrefixFrom(hop4, 32), other4) }},
 	} {
 		tt.spoil()
