@@ -255,7 +255,7 @@ func FuzzShortcut(f *testing.F) {
 	f.Fuzz(func(t *testing.T, frame []byte, which byte) {
 		program := fastpathPrograms[int(which)%len(fastpathPrograms)]
 		if program == shortcutProgUplinkXdp || !testable(tap, frame) {
-			t.Skip("no frame for BPF_PROG_TEST_RUN")
+			return // BPF_PROG_TEST_RUN cannot take it
 		}
 		if err := tap.FlushFlows(); err != nil {
 			t.Fatal(err)

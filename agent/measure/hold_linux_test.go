@@ -50,15 +50,18 @@ func TestNetnsGoWhileTheyAreMeasured(t *testing.T) {
 		}
 		return nil
 	})
-	s := n.sample()
-	if len(s.Attachments) != count || len(s.Problems) != 0 {
-		t.Errorf("want %d attachments and no problems, got %d and %q", count, len(s.Attachments), s.Problems)
-	}
-	for _, a := range s.Attachments {
-		if a.TAP != nil || a.Host != nil || a.Netns != watch.NetnsLost {
-			t.Errorf("want nothing of %s, got %+v", a.ContainerID, a)
+	eventually(t, func() error { // the watch hears of each by a message of its own
+		s := n.sample()
+		if len(s.Attachments) != count || len(s.Problems) != 0 {
+			return fmt.Errorf("want %d attachments and no problems, got %d and %q", count, len(s.Attachments), s.Problems)
 		}
-	}
+		for _, a := range s.Attachments {
+			if a.TAP != nil || a.Host != nil || a.Netns != watch.NetnsLost {
+				return fmt.Errorf("want nothing of %s, got %+v", a.ContainerID, a)
+			}
+		}
+		return nil
+	})
 }
 
 // What cannot be read is told, and the rest is there; when it can be read again, it is. Here the pins of the programs go, with their bpffs or by hand.
