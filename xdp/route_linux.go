@@ -58,6 +58,9 @@ func (v shortcutRoute) decode() NextHop {
 	return n
 }
 
+// mappedIPv4 are the IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2): an IPv6 route that covers them would lead IPv4 frames.
+var mappedIPv4 = netip.MustParsePrefix("::ffff:0:0/96")
+
 // routeKey is the key of a prefix in map routes.
 func routeKey(p netip.Prefix) (shortcutRouteKey, error) {
 	if !p.IsValid() || p.Addr().Is4In6() {
@@ -65,8 +68,11 @@ func routeKey(p netip.Prefix) (shortcutRouteKey, error) {
 	}
 	p = p.Masked()
 	bits := p.Bits()
-	if p.Addr().Is4() {
+	switch {
+	case p.Addr().Is4():
 		bits += 96
+	case p.Overlaps(mappedIPv4):
+		return shortcutRouteKey{}, fmt.Errorf("route %q: want a prefix without %s, where IPv4 has its place in the map", p, mappedIPv4)
 	}
 	return shortcutRouteKey{Bits: uint32(bits), Addr: mapped(p.Addr())}, nil
 }

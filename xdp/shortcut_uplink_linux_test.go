@@ -2,6 +2,7 @@ package xdp
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -118,6 +119,21 @@ func TestShortcutUplink(t *testing.T) {
 			f := g.to(remote4, protoUDP, udp(g.v4, remote4, 1000, 2000, []byte("out")))
 			g.wantTook("detached", func() { g.tap.send(vnetHdr{}, f); w.wantNothing("detached") }, xdpNoDevice, tcReasons+xdpNoDevice)
 		})
+	}
+}
+
+// An IPv6 route that covers the place of IPv4 in the map would lead IPv4 frames.
+func TestShortcutRouteLeadsOneFamily(t *testing.T) {
+	for _, p := range []string{"::/0", "::/64", "::ffff:0:0/95", "::ffff:0:0/96", "::ffff:10.0.0.0/104"} {
+		if _, err := routeKey(netip.MustParsePrefix(p)); err == nil {
+			t.Errorf("%s is taken", p)
+		}
+	}
+	for _, p := range []string{"0.0.0.0/0", "10.9.1.0/24", "fd00::/8", "::fffe:0:0/96", "::/96"} {
+		key, err := routeKey(netip.MustParsePrefix(p))
+		if err != nil || key.prefix() != netip.MustParsePrefix(p) {
+			t.Errorf("%s became %s: %v", p, key.prefix(), err)
+		}
 	}
 }
 
