@@ -51,6 +51,7 @@ type Sampler struct {
 	conn     *links.Conn
 	iter     *queueiter.Iterator
 	iterErr  error
+	differ   map[watch.ID]int // queues that the last sample did not account for
 	programs map[string]*xdp.Programs
 	stores   map[string]*state.Store
 	ipam     ipamCache

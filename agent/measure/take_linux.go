@@ -10,12 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/internal/counts"
-	"github.com/tapir-cni/tapir/internal/links"
 	"github.com/tapir-cni/tapir/internal/sysfs"
 	"github.com/tapir-cni/tapir/state"
-	"github.com/tapir-cni/tapir/tap/queueiter"
 	"github.com/tapir-cni/tapir/xdp"
 	"golang.org/x/sys/unix"
 )
@@ -31,44 +28,22 @@ func (s *Sampler) take() *Sample {
 	for _, a := range s.c.Watch.Snapshot() {
 		out.Attachments = append(out.Attachments, &Attachment{Attachment: a})
 	}
-	for what, read := range map[string]func(*Sample) error{
-		"links": s.readLinks, "queues": s.readQueues, "settings": s.readSettings, "frames": s.readFrames, "shortcut": s.readShortcut, "addresses": s.readIPAM, "calls": s.readCalls,
-	} {
-		if err := read(out); err != nil {
+	problem := func(what string, err error) {
+		if err != nil {
 			out.Problems = append(out.Problems, what+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
 	}
+	linksErr, queuesErr := s.readDevices(out)
+	problem("links", linksErr)
+	problem("queues", queuesErr)
+	problem("settings", s.readSettings(out))
+	problem("frames", s.readFrames(out))
+	problem("shortcut", s.readShortcut(out))
+	problem("addresses", s.readIPAM(out))
+	problem("calls", s.readCalls(out))
 	slices.Sort(out.Problems)
 	out.Took = time.Since(out.Time)
 	return out
-}
-
-// readLinks reads every device of every attachment.
-func (s *Sampler) readLinks(out *Sample) error {
-	var refs []links.Ref
-	var to []func(*links.Link)
-	for _, a := range out.Attachments {
-		for r, at := range map[watch.Role]**links.Link{watch.TAP: &a.TAP, watch.Pod: &a.Pod, watch.Host: &a.Host} {
-			if ref, ok := a.Ref(r); ok {
-				refs = append(refs, ref)
-				to = append(to, func(l *links.Link) {
-					if a.Owns(r, l) {
-						*at = l
-					}
-				})
-			}
-		}
-	}
-	var errs []error
-	err := s.conn.Read(refs, func(i int, l *links.Link, err error) {
-		switch {
-		case err == nil:
-			to[i](l)
-		case !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL): // gone since the picture, alone or with its namespace
-			errs = append(errs, fmt.Errorf("%s: %w", refs[i], err))
-		}
-	})
-	return errors.Join(err, few(errs))
 }
 
 // few is the first of many errors: a thousand attachments can meet the same.
@@ -77,32 +52,6 @@ func few(errs []error) error {
 		return errors.Join(errs...)
 	}
 	return fmt.Errorf("%w, and %d more", errs[0], len(errs)-1)
-}
-
-// readQueues asks once for the open files of all processes.
-func (s *Sampler) readQueues(out *Sample) error {
-	if s.iter == nil {
-		return nil // the sample says why
-	}
-	all, err := s.iter.Read()
-	if err != nil {
-		return err
-	}
-	byIndex := map[int][]queueiter.Queue{}
-	for _, q := range all {
-		byIndex[q.Device.Index] = append(byIndex[q.Device.Index], q)
-	}
-	for _, a := range out.Attachments {
-		if a.TAP == nil {
-			continue
-		}
-		for _, q := range byIndex[a.TAP.Index] {
-			if q.Device.Name == a.TAP.Name { // ifindexes of tapir's own TAPs are unique on the node
-				a.Queues = append(a.Queues, q)
-			}
-		}
-	}
-	return nil
 }
 
 func (s *Sampler) readSettings(out *Sample) error {
