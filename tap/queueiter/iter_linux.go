@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // needs is what [UnsupportedError] names: iterators over task_file came with 5.8, and without BTF none can be written.
@@ -109,6 +110,9 @@ func (it *Iterator) Read() ([]Queue, error) {
 // It takes so many records a call. The kernel holds each file that it visits, and lets go of all of them when the call ends: were it long,
 // a queue that is closed meanwhile would stay attached until then, and who opens the TAP next would find it busy. So files are
 // read one a call.
+//
+// A call visits a million objects at most. Where none of them has a record it gives EAGAIN, and the next goes on from there
+// (MAX_ITER_OBJECTS in kernel/bpf/bpf_iter.c).
 func read[T any](iter *link.Iter, records int) ([]T, error) {
 	r, err := iter.Open()
 	if err != nil {
@@ -122,6 +126,8 @@ func read[T any](iter *link.Iter, records int) ([]T, error) {
 		switch _, err := io.ReadFull(buffered, record); {
 		case errors.Is(err, io.EOF):
 			return list, nil
+		case errors.Is(err, unix.EAGAIN): // between records: a call gives whole ones
+			continue
 		case err != nil:
 			return nil, err
 		}

@@ -1,6 +1,9 @@
 package queueiter_test
 
 import (
+	"os/exec"
+	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -8,6 +11,7 @@ import (
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/tap"
+	"github.com/tapir-cni/tapir/tap/queueiter"
 )
 
 // TestReadWhileQueuesAndTAPsComeAndGo reads while files are closed and devices deleted under the iterator: each record is of one
@@ -82,6 +86,71 @@ func TestReadWhileQueuesAndTAPsComeAndGo(t *testing.T) {
 	wg.Wait()
 	if came == 0 || went == 0 || deleted == 0 {
 		t.Errorf("want looks with and without the queues that come and go, and at a TAP before it is deleted, got %d, %d and %d", came, went, deleted)
+	}
+}
+
+// TestReadWhileProcessesComeAndGo reads while processes and threads come and go, among them such that hold files of the driver, at which a reading
+// stops and goes on: a queue that one process holds all the time is in each.
+func TestReadWhileProcessesComeAndGo(t *testing.T) {
+	require(t)
+	ns, in := newTAP(t, "tap-stays", 1)
+	q := openQueues(t, tap.QueueOptions{Netns: ns, Name: "tap-stays", Count: 1, NAPI: true})
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	storm := func(round func()) {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					round()
+				}
+			}
+		})
+	}
+	for range 2 {
+		storm(func() {
+			const script = "exec 3<>" + tap.Device + "; (exec 4<>" + tap.Device + "; :) & (:) & wait"
+			if out, err := exec.Command("/bin/sh", "-c", script).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	storm(func() {
+		var threads sync.WaitGroup
+		for range 8 {
+			threads.Go(func() {
+				runtime.LockOSThread() // without an unlock: the thread ends
+				time.Sleep(100 * time.Microsecond)
+			})
+		}
+		threads.Wait()
+	})
+	runtime.LockOSThread() // the process ends with the thread that started it
+	defer runtime.UnlockOSThread()
+	start(t, q.FDs(), "sleep", "infinity") // its pid is later than some of the storm's
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	it := iterator(t)
+	others, missed, reads := 0, 0, 0
+	for until := time.Now().Add(patience); reads < 4000 && time.Now().Before(until); reads++ {
+		all, err := it.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stays := slices.ContainsFunc(all, func(q queueiter.Queue) bool { return q.Device.Netns == in })
+		if !stays {
+			missed++
+		} else if len(all) > 1 {
+			others++
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if missed != 0 || others == 0 {
+		t.Errorf("want the queue in each of %d readings, and those of others in some, got %d without it and %d with others", reads, missed, others)
 	}
 }
 
