@@ -329,6 +329,17 @@ func TestModeAndFlagChangeUnderAFlow(t *testing.T) {
 func TestKilledModeChangeIsCleanedUpByDel(t *testing.T) {
 	n := newNode(t)
 	n.pod("sharer", withShortcut("auto")).add()
+	// The kills are spread over the length that a change has on this machine, now.
+	whole := n.pod("whole", conf(nil))
+	whole.add()
+	began := time.Now()
+	for _, verb := range []string{"on", "off"} {
+		if out := n.ctl("xdp", verb, whole.id); out.code != 0 {
+			t.Fatalf("tapirctl xdp %s: %s", verb, out)
+		}
+	}
+	length := time.Since(began) / 2
+	whole.works("DEL", nil)
 	before := n.snapshot()
 	killed := 0
 	for i := range 24 {
@@ -340,7 +351,7 @@ func TestKilledModeChangeIsCleanedUpByDel(t *testing.T) {
 		p.add()
 		cmd := exec.Command(filepath.Join(os.Getenv(binDirEnv), "tapirctl"), "xdp", verb, p.id)
 		n.start(cmd)
-		time.Sleep(rand.N(30 * time.Millisecond))
+		time.Sleep(rand.N(length))
 		kill(cmd)
 		if !cmd.ProcessState.Exited() {
 			killed++
