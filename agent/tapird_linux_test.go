@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/tap"
@@ -159,12 +160,12 @@ func TestEachCapabilityIsNeeded(t *testing.T) {
 type daemon struct {
 	t   testing.TB
 	cmd *exec.Cmd
-	log *lockedBuffer
+	log *output.Buffer
 }
 
 func startDaemon(t testing.TB, args ...string) *daemon {
 	t.Helper()
-	d := &daemon{t: t, log: &lockedBuffer{}}
+	d := &daemon{t: t, log: &output.Buffer{}}
 	d.cmd = exec.Command(bin("tapird"), args...)
 	d.cmd.Stderr = d.log
 	if err := d.cmd.Start(); err != nil {
@@ -184,7 +185,7 @@ func (d *daemon) end(s syscall.Signal) {
 
 func (d *daemon) wantLog(text string) {
 	d.t.Helper()
-	eventually(d.t, func() error {
+	testnode.Eventually(d.t, patience, func() error {
 		if got := d.log.String(); !strings.Contains(got, text) {
 			return fmt.Errorf("want %q, got %s", text, got)
 		}
@@ -313,32 +314,4 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	if err != nil || string(buf[:max(n, 0)]) != "READY=1" {
 		t.Errorf("want READY=1, got %q, %v", buf[:max(n, 0)], err)
 	}
-}
-
-func eventually(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("not after %s: %v", patience, err)
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

@@ -257,14 +257,21 @@ func checkEntries(progs *xdp.Programs, rec state.Attachment) findings {
 		return findings{err.Error()}
 	}
 	for index, w := range want {
-		got, err := progs.Lookup(index)
-		if err != nil {
-			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: %v", index, err))
-			continue
-		}
-		if !reflect.DeepEqual(w, got) {
-			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: want %+v, got %+v", index, w, got))
+		if what := entryDiffers(progs, index, w); what != "" {
+			f = append(f, fmt.Sprintf("programs: entry of ifindex %d: %s", index, what))
 		}
 	}
 	return f
+}
+
+// entryDiffers says how the entry of an ifindex differs from what it should be, or nothing.
+func entryDiffers(progs *xdp.Programs, index uint32, want xdp.Endpoint) string {
+	got, err := progs.Lookup(index)
+	switch {
+	case err != nil:
+		return err.Error()
+	case !reflect.DeepEqual(want, got):
+		return fmt.Sprintf("want %+v, got %+v", want, got)
+	}
+	return ""
 }

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -30,12 +29,8 @@ func (v *visit) entries() {
 	}
 	for index, want := range all {
 		check := func(k *inspection) {
-			got, err := v.progs.Lookup(index)
-			switch {
-			case err != nil:
-				k.add("%v", err)
-			case !reflect.DeepEqual(want, got):
-				k.add("want %+v, got %+v", want, got)
+			if what := entryDiffers(v.progs, index, want); what != "" {
+				k.add("%s", what)
 			}
 		}
 		v.compare(PropertyEntry, fmt.Sprintf("ifindex %d", index), check, func() error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tapir-cni/tapir/agent/measure"
 	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -39,7 +40,7 @@ func TestNetnsGoWhileTheyAreMeasured(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if now := namespaces(t); now != before-count {
 			return fmt.Errorf("want %d namespaces with an nsid, got %d", before-count, now)
 		}
@@ -50,7 +51,7 @@ func TestNetnsGoWhileTheyAreMeasured(t *testing.T) {
 		}
 		return nil
 	})
-	eventually(t, func() error { // the watch hears of each by a message of its own
+	testnode.Eventually(t, patience, func() error { // the watch hears of each by a message of its own
 		s := n.sample()
 		if len(s.Attachments) != count || len(s.Problems) != 0 {
 			return fmt.Errorf("want %d attachments and no problems, got %d and %q", count, len(s.Attachments), s.Problems)
@@ -117,7 +118,7 @@ func TestRunLeavesNothing(t *testing.T) {
 		}
 		n.stop()
 	}
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if g, f := runtime.NumGoroutine(), openFiles(t); g > goroutines || f > files {
 			return fmt.Errorf("want %d goroutines and %d files, got %d and %d", goroutines, files, g, f)
 		}
@@ -151,15 +152,4 @@ func atHome() error {
 		}
 	}
 	return nil
-}
-
-func eventually(t *testing.T, f func() error) {
-	t.Helper()
-	var err error
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("not after %s: %v", patience, err)
 }

@@ -1,7 +1,6 @@
 package reconcile_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,6 +16,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/journal"
 	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/plugin"
 	"github.com/tapir-cni/tapir/state"
@@ -165,14 +165,14 @@ type mender struct {
 	*reconcile.Reconciler
 	t    testing.TB
 	stop func()
-	log  *lockedBuffer
+	log  *output.Buffer
 	j    *journal.Journal
 }
 
 // start runs watch and reconciler. Looks at everything are a day apart but where a test asks for more.
 func start(t testing.TB, o reconcile.Options) *mender {
 	t.Helper()
-	m := &mender{t: t, log: &lockedBuffer{}, j: journal.New(t.TempDir())}
+	m := &mender{t: t, log: &output.Buffer{}, j: journal.New(t.TempDir())}
 	if _, err := m.j.Open(); err != nil {
 		t.Fatal(err)
 	}
@@ -245,21 +245,4 @@ func never(t testing.TB, d time.Duration, what string, f func() bool) {
 			t.Fatalf("it came to pass: %s", what)
 		}
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/tapir-cni/tapir/agent/journal"
 	"github.com/tapir-cni/tapir/agent/measure"
 	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/sysfs"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
@@ -162,7 +163,7 @@ func (p *pod) want(want map[string]string) time.Duration {
 	p.t.Helper()
 	began := time.Now()
 	files := slices.Collect(maps.Keys(want))
-	eventually(p.t, func() error {
+	testnode.Eventually(p.t, patience, func() error {
 		files = slices.DeleteFunc(files, func(f string) bool { return f == policyOf })
 		got := p.settings(files...)
 		if !maps.Equal(got, want) {
@@ -178,13 +179,13 @@ type node struct {
 	t testing.TB
 	*Tuner
 	journal *journal.Journal
-	log     *lockedBuffer
+	log     *output.Buffer
 	stop    func()
 }
 
 func start(t testing.TB, o Options) *node {
 	t.Helper()
-	n := &node{t: t, log: &lockedBuffer{}, journal: journal.New(state.DefaultDir)}
+	n := &node{t: t, log: &output.Buffer{}, journal: journal.New(state.DefaultDir)}
 	if err := os.MkdirAll(state.DefaultDir, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,7 @@ func start(t testing.TB, o Options) *node {
 func (n *node) decided(p *pod, kind Kind, to string) Decision {
 	n.t.Helper()
 	var found Decision
-	eventually(n.t, func() error {
+	testnode.Eventually(n.t, patience, func() error {
 		for _, d := range n.Decisions() {
 			if d.Attachment == p.watchID() && d.Kind == kind && (to == "" || d.To == to) {
 				found = d
@@ -321,34 +322,6 @@ func (tr *traffic) fine(t testing.TB) {
 	if tr.sent.Load() == 0 {
 		t.Error("nothing was written")
 	}
-}
-
-func eventually(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("not after %s: %v", patience, err)
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // with is the settings with some others.

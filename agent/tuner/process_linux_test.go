@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"golang.org/x/sys/unix"
@@ -21,12 +22,12 @@ import (
 type daemon struct {
 	t   testing.TB
 	cmd *exec.Cmd
-	log *lockedBuffer
+	log *output.Buffer
 }
 
 func startDaemon(t testing.TB, args ...string) *daemon {
 	t.Helper()
-	d := &daemon{t: t, log: &lockedBuffer{}}
+	d := &daemon{t: t, log: &output.Buffer{}}
 	d.cmd = exec.Command(filepath.Join(os.Getenv(testnode.BinDirEnv), "tapird"), append([]string{"--uplink=false"}, args...)...)
 	d.cmd.Stderr = d.log
 	if err := d.cmd.Start(); err != nil {
@@ -38,7 +39,7 @@ func startDaemon(t testing.TB, args ...string) *daemon {
 			t.Log(d.log.String())
 		}
 	})
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if !strings.Contains(d.log.String(), "msg=serving") {
 			return fmt.Errorf("tapird does not serve: %s", d.log.String())
 		}
@@ -100,7 +101,7 @@ func TestTapirdThatIsKilledLosesNoSetting(t *testing.T) {
 	p.want(with(plain, ringFile, "600", deferFile, "7"))
 	tr.stop()
 	tr.fine(t)
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if _, err := os.Stat(filepath.Join(state.DefaultDir, "tapird.json")); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("want no journal, got %v; %s", err, off.log.String())
 		}
@@ -137,7 +138,7 @@ func TestTapirdReadsProfilesAnew(t *testing.T) {
 			t.Fatal(err)
 		}
 		if step.log != "groFlush" {
-			eventually(t, func() error {
+			testnode.Eventually(t, patience, func() error {
 				if !strings.Contains(d.log.String(), step.log) {
 					return fmt.Errorf("want %q, got %s", step.log, d.log.String())
 				}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"golang.org/x/sys/unix"
 )
@@ -99,7 +100,7 @@ func TestTheNextTunerGoesOn(t *testing.T) {
 	p.want(want)
 	n.stop()
 	next := start(t, Options{})
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if s, ok := next.State(p.watchID()); !ok || s.Rule != "full" {
 			return errNotYet
 		}

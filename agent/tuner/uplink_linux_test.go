@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/vishvananda/netlink"
 )
 
@@ -30,7 +31,7 @@ func uplink(t *testing.T, name string) {
 
 func wantChannels(t *testing.T, name string, rx, tx int) {
 	t.Helper()
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		for _, k := range knobs {
 			want := map[string]int{"channels/rx": rx, "channels/tx": tx}[k.name]
 			if got, err := k.use(name, nil); want != 0 && (err != nil || got != want) {
@@ -49,7 +50,7 @@ func TestAnUplinkIsTunedAndGivenBack(t *testing.T) {
 	o := Options{Uplinks: map[string]Uplink{"up0": {RxChannels: pointer(2), TxChannels: pointer(3), TxUsecs: pointer(10)}, "missing0": {RxChannels: pointer(1)}}}
 	n := start(t, o)
 	wantChannels(t, "up0", 2, 3)
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		for _, want := range []string{"coalesce/tx-usecs: the device does not support it", "device=missing0", "channels/rx 4 → 2"} {
 			if !strings.Contains(n.log.String(), want) {
 				return fmt.Errorf("want %q in %s", want, n.log.String())

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/tap"
@@ -128,7 +129,7 @@ type watched struct {
 	*watch.Watcher
 	t    testing.TB
 	stop func()
-	log  *lockedBuffer
+	log  *output.Buffer
 
 	mu     sync.Mutex
 	events []watch.Event
@@ -136,7 +137,7 @@ type watched struct {
 
 func start(t testing.TB, c watch.Config) *watched {
 	t.Helper()
-	w := &watched{t: t, log: &lockedBuffer{}}
+	w := &watched{t: t, log: &output.Buffer{}}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.NewTextHandler(w.log, nil))
 	}
@@ -212,22 +213,10 @@ func kinds(list []watch.Event) (words []string) {
 	return words
 }
 
-// eventually waits until f gives nil.
-func eventually(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("not after %s: %v", patience, err)
-}
-
 // wantPicture waits until the picture of a pod is as f wants it.
 func (w *watched) wantPicture(p *pod, f func(*watch.Attachment) error) {
 	w.t.Helper()
-	eventually(w.t, func() error {
+	testnode.Eventually(w.t, patience, func() error {
 		a, ok := w.Attachment(p.watchID())
 		if !ok {
 			return errors.New("it is not in the picture")
@@ -250,23 +239,6 @@ func attached(n int) func(*watch.Attachment) error {
 		}
 		return nil
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func createTAP(t *testing.T, a state.Attachment) {

@@ -97,7 +97,7 @@ func TestEventsAndPictureAgreeInAStorm(t *testing.T) {
 	}
 	all.Wait()
 	for name, w := range watchers {
-		eventually(t, func() error {
+		testnode.Eventually(t, patience, func() error {
 			if n := len(w.Snapshot()); n != workers*stay {
 				return fmt.Errorf("%s: want %d attachments, got %d", name, workers*stay, n)
 			}
@@ -208,7 +208,7 @@ func TestANetnsWithoutNSID(t *testing.T) {
 	id := watch.ID{Dir: state.DefaultDir, Key: a.Key}
 	want := func(f func(*watch.Attachment) error) {
 		t.Helper()
-		eventually(t, func() error {
+		testnode.Eventually(t, patience, func() error {
 			got, ok := w.Attachment(id)
 			if !ok {
 				return errors.New("it is not there")
@@ -222,7 +222,7 @@ func TestANetnsWithoutNSID(t *testing.T) {
 	closeQueues(t, q)
 	want(attached(0))
 	record(t, func(tx *state.Tx) error { return tx.Delete(a.Key) })
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if _, ok := w.Attachment(id); ok {
 			return errors.New("it is still there")
 		}
@@ -271,7 +271,7 @@ func TestTheStateFolderComesGoesAndBreaks(t *testing.T) {
 	if err := os.RemoveAll(state.DefaultDir); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error { // the kernel still has the devices: their record is made anew
+	testnode.Eventually(t, patience, func() error { // the kernel still has the devices: their record is made anew
 		if n := w.Stats().Readings; n <= readings {
 			return fmt.Errorf("want more than %d readings, got %d", readings, n)
 		}
@@ -292,10 +292,10 @@ func TestRunLeavesNothing(t *testing.T) {
 	w := watch.New(watch.Config{})
 	for range 3 {
 		stop := run(t, w)
-		eventually(t, func() error { return has(w, p) })
+		testnode.Eventually(t, patience, func() error { return has(w, p) })
 		stop()
 	}
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if now := runtime.NumGoroutine(); now > before {
 			return fmt.Errorf("want %d goroutines, got %d", before, now)
 		}

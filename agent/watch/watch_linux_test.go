@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/vishvananda/netlink"
 )
 
@@ -22,7 +23,7 @@ func (w *watched) wantWords(p *pod, from int, want ...string) {
 			w.t.Logf("got %q", got)
 		}
 	}()
-	eventually(w.t, func() error {
+	testnode.Eventually(w.t, patience, func() error {
 		list, _ := w.of(p, from)
 		got = slices.DeleteFunc(kinds(list), func(s string) bool { return s == "pod link changed" || s == "host link changed" })
 		if len(got) < len(want) {
@@ -65,7 +66,7 @@ func TestAnAttachmentComesLivesAndGoes(t *testing.T) {
 		return nil
 	})
 	p.del()
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if list, _ := w.of(p, m); !slices.Contains(kinds(list), "removed") {
 			return errors.New("it is still there")
 		}

@@ -2,7 +2,6 @@ package exec_test
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -10,10 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/tap/queueiter"
 	"golang.org/x/sys/unix"
@@ -73,27 +72,9 @@ type session struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	lines chan string
-	log   *lockedBuffer
+	log   *output.Buffer
 	vmm   int // its pid
 	ended chan struct{}
-}
-
-// lockedBuffer is written by the command and read by the test.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // supervised starts the stand-in with "tapirctl exec" and these flags in the sandbox.
@@ -128,7 +109,7 @@ func (s *sandbox) start(netns string, argv []string) *session {
 
 func (s *sandbox) startCmd(netns string, cmd *exec.Cmd) *session {
 	s.t.Helper()
-	v := &session{t: s.t, cmd: cmd, lines: make(chan string, 64), log: &lockedBuffer{}, ended: make(chan struct{})}
+	v := &session{t: s.t, cmd: cmd, lines: make(chan string, 64), log: &output.Buffer{}, ended: make(chan struct{})}
 	var err error
 	if v.in, err = v.cmd.StdinPipe(); err != nil {
 		s.t.Fatal(err)

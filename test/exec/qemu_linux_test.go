@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -55,7 +56,7 @@ func TestQEMUHotPlug(t *testing.T) {
 type machine struct {
 	t   testing.TB
 	cmd *exec.Cmd
-	log *lockedBuffer
+	log *output.Buffer
 	qmp net.Conn
 	in  *bufio.Reader
 }
@@ -70,7 +71,7 @@ func (s *sandbox) qemu(supervised bool, netdev string) *machine {
 	if supervised {
 		argv = append([]string{tapirctl(), "exec", "--"}, argv...)
 	}
-	m := &machine{t: s.t, cmd: exec.Command(argv[0], argv[1:]...), log: &lockedBuffer{}}
+	m := &machine{t: s.t, cmd: exec.Command(argv[0], argv[1:]...), log: &output.Buffer{}}
 	m.cmd.Stdout, m.cmd.Stderr = m.log, m.log
 	var err error
 	testnode.In(s.t, s.netns, func() { err = m.cmd.Start() })

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -136,7 +137,7 @@ func TestToken(t *testing.T) {
 // wantSwept waits until just these tokens are left.
 func (d *daemon) wantSwept(want map[string]string) {
 	d.t.Helper()
-	eventually(d.t, func() error {
+	testnode.Eventually(d.t, patience, func() error {
 		got := tokens(d.t)
 		for path, text := range want {
 			if got[path] != text {

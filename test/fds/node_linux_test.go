@@ -294,7 +294,7 @@ func (d *daemon) wantFDs(want int) {
 func (d *daemon) wantHome() {
 	d.t.Helper()
 	own := fmt.Sprintf("/proc/%d/ns/net", d.cmd.Process.Pid)
-	eventually(d.t, func() error {
+	testnode.Eventually(d.t, patience, func() error {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", d.cmd.Process.Pid))
 		var node, main unix.Stat_t
 		if err = errors.Join(err, unix.Stat(d.n.host, &node), unix.Stat(own, &main)); err != nil || len(tasks) < 2 || node.Ino != main.Ino {

@@ -12,20 +12,10 @@ import (
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/client"
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"golang.org/x/sys/unix"
 )
-
-func eventually(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatal(err)
-}
 
 // put changes the record of an attachment behind the plugin's back.
 func put(t testing.TB, p *pod, change func(*state.Attachment)) {
@@ -206,7 +196,7 @@ func TestOverload(t *testing.T) {
 		defer conn.Close()
 		silent = append(silent, conn)
 	}
-	eventually(t, func() error { // all four were let in
+	testnode.Eventually(t, patience, func() error { // all four were let in
 		if got := d.fds(); got != before+4 {
 			return fmt.Errorf("want %d descriptors, got %d", before+4, got)
 		}

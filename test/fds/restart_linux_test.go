@@ -108,7 +108,7 @@ func TestRestartUnderLoad(t *testing.T) {
 	for _, p := range pods {
 		p.wantUp()
 	}
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		if after := countFDs(t, os.Getpid()); after > before+4 { // pipes of the tapird that replaced the first
 			return fmt.Errorf("the peers have %d descriptors, and had %d", after, before)
 		}

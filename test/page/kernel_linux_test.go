@@ -86,7 +86,7 @@ func TestThePageShowsWhatTheKernelSays(t *testing.T) {
 	host := eval[string](b, `document.getElementById("facts").textContent.match(/(tpr\w+) \(/)[1]`)
 	agree := func() {
 		t.Helper()
-		eventually(t, func() error {
+		testnode.Eventually(t, patience, func() error {
 			if diff := cmp.Diff(a.kernelSays(t, host), pageSays(b)); diff != "" {
 				return fmt.Errorf("(-kernel +page):\n%s", diff)
 			}

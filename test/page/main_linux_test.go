@@ -3,7 +3,6 @@
 package page_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -24,6 +23,7 @@ import (
 	"github.com/chromedp/cdproto/network"
 	cdpruntime "github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"golang.org/x/sys/unix"
@@ -111,7 +111,7 @@ func (p pod) cni(t testing.TB, verb string) {
 func startDaemon(t testing.TB, address string) {
 	t.Helper()
 	cmd := exec.Command(bin("tapird"), "--page-bind-address", address)
-	log := &lockedBuffer{}
+	log := &output.Buffer{}
 	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func startDaemon(t testing.TB, address string) {
 		_ = cmd.Process.Signal(unix.SIGTERM) // it may have ended
 		_ = cmd.Wait()
 	})
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			return fmt.Errorf("%w; tapird says: %s", err, log)
@@ -170,7 +170,7 @@ func openBrowser(t testing.TB, address string, width, height int) *browser {
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath("chromium"), chromedp.NoSandbox, chromedp.DisableGPU,
 		chromedp.UserDataDir(filepath.Join(home, "profile")), chromedp.Env("HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_CACHE_HOME="+home), chromedp.WindowSize(width, height), chromedp.WSURLReadTimeout(patience),
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-component-update", true), chromedp.Flag("no-pings", true),
-		chromedp.Flag("headless", "new"), chromedp.CombinedOutput(&lockedBuffer{}))
+		chromedp.Flag("headless", "new"), chromedp.CombinedOutput(&output.Buffer{}))
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	ctx, stopProcess := chromedp.NewExecAllocator(ctx, options...)
 	ctx, _ = chromedp.NewContext(ctx)
@@ -270,7 +270,7 @@ func eval[T any](b *browser, expression string) T {
 // until waits for an expression to be true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
-	eventually(b.t, func() error {
+	testnode.Eventually(b.t, patience, func() error {
 		if !eval[bool](b, "!!("+expression+")") {
 			return fmt.Errorf("want %s; the page says %.600q", expression, eval[string](b, `document.body.innerText + " filter " + document.getElementById("filter")?.value`))
 		}
@@ -291,32 +291,4 @@ func (b *browser) typed(character string) {
 		command(input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyDown, Key: character, Text: character}),
 		command(input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyUp, Key: character}),
 	)
-}
-
-func eventually(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("not after %s: %v", patience, err)
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

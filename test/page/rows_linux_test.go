@@ -284,7 +284,7 @@ func TestNothingIsAskedWhileHidden(t *testing.T) {
 	}
 	hide(false)
 	b.until(`document.getElementById("state").textContent === "live"`)
-	eventually(t, func() error { // the control: shown it asks again and again
+	testnode.Eventually(t, patience, func() error { // the control: shown it asks again and again
 		if n := asked() - before; n < 6 {
 			return fmt.Errorf("want two rounds of requests, got %d requests", n)
 		}

@@ -77,7 +77,7 @@ func startLoad(from, to *tapEnd) *load {
 	go l.read()
 	before := from.row().Taken
 	go l.write()
-	eventually(from.n.t, func() error {
+	testnode.Eventually(from.n.t, patience, func() error {
 		if r := from.row(); r.Taken <= before {
 			return fmt.Errorf("no frame takes the shortcut: %v", r.Counters)
 		}

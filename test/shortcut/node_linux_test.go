@@ -212,18 +212,4 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// eventually waits until ask gives nil.
-func eventually(t testing.TB, ask func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		err := ask()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %s still: %v", patience, err)
-		}
-	}
-}
-
 var errNothing = errors.New("nothing arrived")

@@ -95,7 +95,7 @@ func TestAddressUsedAgainAtOnce(t *testing.T) {
 		old.del()
 		old.add()
 		first := openEnd(old)
-		eventually(t, func() error {
+		testnode.Eventually(t, patience, func() error {
 			if first.loadFrames() == 0 {
 				return fmt.Errorf("%s: the old pod gets no frame", tt.name)
 			}
@@ -113,7 +113,7 @@ func TestAddressUsedAgainAtOnce(t *testing.T) {
 		}
 		second := openEnd(fresh)
 		w := a.during(func() {
-			eventually(t, func() error {
+			testnode.Eventually(t, patience, func() error {
 				if second.loadFrames() == 0 {
 					return fmt.Errorf("%s: the next pod gets no frame", tt.name)
 				}
@@ -130,7 +130,7 @@ func TestAddressUsedAgainAtOnce(t *testing.T) {
 		}
 		old.del() // again, or late: the address is not its own any more
 		second.loadFrames()
-		eventually(t, func() error {
+		testnode.Eventually(t, patience, func() error {
 			if second.loadFrames() == 0 {
 				return fmt.Errorf("%s: no frame after another DEL of the old pod", tt.name)
 			}
@@ -155,7 +155,7 @@ func (p *pod) lose() {
 	t := p.n.t
 	t.Helper()
 	check(t, unix.Unmount(p.netns, unix.MNT_DETACH))
-	eventually(t, func() (err error) {
+	testnode.Eventually(t, patience, func() (err error) {
 		p.n.in(func() {
 			if _, missing := netlink.LinkByName(p.result.host); missing == nil {
 				err = fmt.Errorf("device %s is still there", p.result.host)

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +27,7 @@ func (n *node) tapird(args ...string) *daemon {
 	n.in(func() { err = d.cmd.Start() })
 	check(t, err)
 	t.Cleanup(d.stop)
-	eventually(t, func() error {
+	testnode.Eventually(t, patience, func() error {
 		_, err := os.Stat(filepath.Join(stateDir, "tapird.sock"))
 		return err
 	})

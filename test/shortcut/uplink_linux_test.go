@@ -109,7 +109,7 @@ func (n *node) uplinkFrames() ways {
 // usable waits until the routes of both families are, or are not.
 func (n *node) usable(want bool) {
 	n.t.Helper()
-	eventually(n.t, func() error {
+	testnode.Eventually(n.t, patience, func() error {
 		var rows []struct {
 			Prefix netip.Prefix `json:"prefix"`
 			Usable bool         `json:"usable"`
@@ -171,7 +171,7 @@ func TestUplink(t *testing.T) {
 			}
 		})
 		flow.goesOn("with another MAC of the next hop")
-		eventually(t, func() error {
+		testnode.Eventually(t, patience, func() error {
 			if out := string(n.ctl("xdp", "route", "list")); strings.Count(out, "02:fa:00:00:00:09") != 2 {
 				return fmt.Errorf("routes lead elsewhere: %s", out)
 			}

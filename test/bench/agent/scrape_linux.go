@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/tap"
 	"github.com/tapir-cni/tapir/test/bench/goal"
 	"github.com/tapir-cni/tapir/test/bench/node"
@@ -26,7 +27,7 @@ import (
 type nodeExporter struct {
 	url      string
 	cmd      *exec.Cmd
-	log      lockedBuffer
+	log      output.Buffer
 	standIns []*tap.Queues
 }
 

@@ -10,10 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"syscall"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +25,7 @@ type daemon struct {
 	cmd   *exec.Cmd
 	ended chan error
 	began time.Time
-	log   lockedBuffer
+	log   output.Buffer
 }
 
 // startTapird starts one that knows nothing of an earlier one, and waits until it serves.
@@ -98,21 +98,4 @@ func (d *daemon) rule(n int, patience time.Duration) (line, error) {
 		}
 	}
 	return line{}, fmt.Errorf("tapird decided nothing in %s: %s", patience, d.log.String())
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

@@ -31,7 +31,7 @@ func (s *setup) round(ctx context.Context, napi bool) (Round, error) {
 	r.NAPI = p.napi
 	err = errors.Join(err, p.stop())
 	if err != nil { // asked after its end: what it says comes late
-		err = fmt.Errorf("%w; testpmd said: %s", err, p.said.last())
+		err = fmt.Errorf("%w; testpmd said: %s", err, lastLines(p.said))
 	}
 	return r, err
 }

@@ -11,10 +11,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/test/bench/node"
 	"golang.org/x/sys/unix"
 )
@@ -26,7 +26,7 @@ const startTime = 60 * time.Second
 type testpmd struct {
 	cmd    *exec.Cmd
 	stdin  interface{ Close() error }
-	said   *lockedBuffer
+	said   *output.Buffer
 	ended  chan struct{} // closed when it has, and status is set
 	status error
 	vhost  []int // threads that serve its rings
@@ -40,7 +40,7 @@ func (s *setup) startTestpmd(ctx context.Context, napi bool) (*testpmd, error) {
 	if napi {
 		args = append([]string{filepath.Join(s.Bin, "tapirctl"), "exec", "--"}, s.testpmdArgs()...)
 	}
-	p := &testpmd{said: &lockedBuffer{}, ended: make(chan struct{})}
+	p := &testpmd{said: &output.Buffer{}, ended: make(chan struct{})}
 	p.cmd = exec.Command(args[0], args[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
@@ -68,7 +68,7 @@ func (s *setup) startTestpmd(ctx context.Context, napi bool) (*testpmd, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("its queue is not open after %s", startTime))
 	defer cancel()
 	if err := s.waitForQueue(ctx, p); err != nil {
-		return nil, errors.Join(fmt.Errorf("testpmd: %w: %s", err, p.said.last()), p.stop())
+		return nil, errors.Join(fmt.Errorf("testpmd: %w: %s", err, lastLines(p.said)), p.stop())
 	}
 	if p.napi != napi {
 		return nil, errors.Join(fmt.Errorf("testpmd's queue: want NAPI %v, the kernel says %v", napi, p.napi), p.stop())
@@ -184,21 +184,8 @@ func (p *testpmd) stop() error {
 	return err
 }
 
-// lockedBuffer keeps what a process says.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) last() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	lines := strings.Split(strings.TrimSpace(l.b.String()), "\n")
+// lastLines is the end of what a process said.
+func lastLines(said *output.Buffer) string {
+	lines := strings.Split(strings.TrimSpace(said.String()), "\n")
 	return strings.Join(lines[max(0, len(lines)-24):], "; ")
 }
