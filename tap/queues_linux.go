@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/netns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
 	"golang.org/x/sys/unix"
 )
@@ -63,7 +63,7 @@ func OpenQueues(o QueueOptions) (*Queues, error) {
 		return nil, fmt.Errorf("open queues of tap %q: want 1 to %d, got %d", o.Name, MaxQueues, o.Count)
 	}
 	var q *Queues
-	err := within(o.Netns, func() (err error) {
+	err := netns.Within(o.Netns, func() (err error) {
 		q, err = openQueues(o)
 		return err
 	})
@@ -71,42 +71,6 @@ func OpenQueues(o QueueOptions) (*Queues, error) {
 		return nil, fmt.Errorf("open tap %q: %w", o.Name, err)
 	}
 	return q, nil
-}
-
-// within runs f in the network namespace at path, on a thread that comes back from there. One that ended instead would take along
-// processes that were started from it with a parent-death signal.
-func within(path string, f func() error) error {
-	if path == "" {
-		runtime.LockOSThread() // f opens several things, all in one namespace
-		defer runtime.UnlockOSThread()
-		return f()
-	}
-	ns, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("open its network namespace: %w", err)
-	}
-	defer ns.Close()
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			result <- fmt.Errorf("open the thread's network namespace: %w", err)
-			return
-		}
-		defer home.Close()
-		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("enter its network namespace %s: %w", path, err)
-		} else {
-			err = f()
-		}
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread() // else the thread ends with the goroutine: nothing else may run on it
-		}
-		result <- err
-	}()
-	return <-result
 }
 
 func openQueues(o QueueOptions) (_ *Queues, err error) {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"unsafe"
 
+	"github.com/tapir-cni/tapir/internal/sysfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,35 +15,29 @@ import (
 // opened. Nor is Batch, which belongs to the threads ([Setting.ApplyThread]). The kernel takes threaded only while a queue with NAPI is
 // attached, and keeps it afterwards (EOPNOTSUPP before; dev_set_threaded in net/core/dev.c). It returns all errors joined, each with its errno.
 func (s Setting) Apply(path, name string) error {
-	err := within(path, func() error { return s.apply(name) })
-	if err != nil {
+	if err := s.apply(path, name); err != nil {
 		return fmt.Errorf("set up NAPI of tap %q: %w", name, err)
 	}
 	return nil
 }
 
-func (s Setting) apply(name string) error {
-	root, err := sysfs()
+func (s Setting) apply(path, name string) error {
+	dev, err := sysfs.Open(path, name)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(root)
-	// That one is for readers; it is mounted nowhere, so nobody else sees this (mount_setattr, Linux 5.12, as old as threaded).
-	writable := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
-	if err := unix.MountSetattr(root, "", unix.AT_EMPTY_PATH, &writable); err != nil {
-		return fmt.Errorf("make the sysfs writable: %w", err)
-	}
+	defer dev.Close() //nolint:errcheck // nothing is pending in it
 	threaded := "0"
 	if s.Threaded {
 		threaded = "1"
 	}
-	err = writeAttribute(root, name, "threaded", threaded)
+	err = dev.Write("threaded", threaded)
 	if !s.Threaded && errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil // no queue with NAPI, nothing that could be threaded
 	}
 	return errors.Join(err,
-		writeAttribute(root, name, "napi_defer_hard_irqs", strconv.Itoa(s.DeferHardIRQs)),
-		writeAttribute(root, name, "gro_flush_timeout", strconv.FormatInt(s.GROFlushTimeout.Nanoseconds(), 10)),
+		dev.Write("napi_defer_hard_irqs", strconv.Itoa(s.DeferHardIRQs)),
+		dev.Write("gro_flush_timeout", strconv.FormatInt(s.GROFlushTimeout.Nanoseconds(), 10)),
 	)
 }
 
@@ -60,19 +55,6 @@ func (s Setting) ApplyThread(tid int) error {
 	_, _, errno := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(policy), uintptr(unsafe.Pointer(&param)))
 	if errno != 0 {
 		return fmt.Errorf("make NAPI thread %d %s: %w", tid, name, errno)
-	}
-	return nil
-}
-
-// writeAttribute writes /sys/class/net/NAME/ATTRIBUTE below the sysfs root.
-func writeAttribute(root int, name, attribute, value string) error {
-	fd, err := unix.Openat(root, "class/net/"+name+"/"+attribute, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", attribute, err)
-	}
-	defer unix.Close(fd)
-	if _, err := unix.Write(fd, []byte(value)); err != nil {
-		return fmt.Errorf("set %s to %s: %w", attribute, value, err)
 	}
 	return nil
 }

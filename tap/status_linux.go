@@ -3,11 +3,10 @@ package tap
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"strings"
 
+	"github.com/tapir-cni/tapir/internal/netns"
 	"github.com/tapir-cni/tapir/internal/rtnl"
+	"github.com/tapir-cni/tapir/internal/sysfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +22,7 @@ type Status struct {
 // ReadStatus reads the status of the TAP with that ifindex in the network namespace at path; "" is the calling thread's. It opens no queue.
 func ReadStatus(path string, index int) (Status, error) {
 	var s Status
-	err := within(path, func() (err error) {
+	err := netns.Within(path, func() (err error) {
 		s, err = readStatus(index)
 		return err
 	})
@@ -58,47 +57,23 @@ func readStatus(index int) (Status, error) {
 	return s, err
 }
 
-// threaded reads /sys/class/net/NAME/threaded of the calling thread's network namespace. A sysfs that is mounted shows the namespace of
-// whoever mounted it; a new one, which is never mounted anywhere, shows the thread's.
+// threaded reads /sys/class/net/NAME/threaded of the calling thread's network namespace.
 func threaded(name string) (*bool, error) {
-	root, err := sysfs()
-	if err != nil {
-		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
-			return nil, nil
-		}
+	dev, err := sysfs.Open("", name)
+	switch {
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOENT):
+		return nil, nil
+	case err != nil:
 		return nil, err
 	}
-	defer unix.Close(root)
-	fd, err := unix.Openat(root, "class/net/"+name+"/threaded", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	defer dev.Close() //nolint:errcheck // nothing is pending in it
+	value, err := dev.Read("threaded")
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open threaded of %q: %w", name, err)
+		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "threaded")
-	defer f.Close()
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return nil, fmt.Errorf("read threaded of %q: %w", name, err)
-	}
-	on := strings.TrimSpace(string(data)) != "0" // 1: threads; 2: threads that poll without end
+	on := value != "0" // 1: threads; 2: threads that poll without end
 	return &on, nil
-}
-
-// sysfs opens a sysfs of the calling thread's network namespace (fsopen, Linux 5.2).
-func sysfs() (int, error) {
-	fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("open a sysfs: %w", err)
-	}
-	defer unix.Close(fs)
-	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, fmt.Errorf("create a sysfs: %w", err)
-	}
-	root, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("open a sysfs: %w", err)
-	}
-	return root, nil
 }

@@ -89,17 +89,26 @@ func (p *Programs) pinInode() uint64 {
 
 // Versions lists the digests of the programs that are pinned in dir, sorted; none where dir does not exist.
 func Versions(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+	out, err := pinnedNames(dir, versionPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("list program versions: %w", err)
 	}
+	return out, nil
+}
+
+// pinnedNames are what follows the prefix in the names of dir's entries, sorted; none where dir does not exist.
+func pinnedNames(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
 	var out []string
 	for _, e := range entries {
-		if digest, ok := strings.CutPrefix(e.Name(), versionPrefix); ok {
-			out = append(out, digest)
+		if name, ok := strings.CutPrefix(e.Name(), prefix); ok {
+			out = append(out, name)
 		}
 	}
 	slices.Sort(out)

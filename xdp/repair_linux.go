@@ -6,9 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
+
+// programMaps are the maps that are pinned beside the redirect programs.
+var programMaps = []string{redirectMapEndpoints, redirectMapCounters}
 
 // complete tells whether a version's directory has every pin.
 func complete(version string) bool {
@@ -38,7 +42,7 @@ func openRemains(version string) (_ *remains, err error) {
 			r.Close()
 		}
 	}()
-	for _, name := range []string{redirectMapEndpoints, redirectMapCounters} {
+	for _, name := range programMaps {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(version, name), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -65,11 +69,24 @@ func openRemains(version string) (_ *remains, err error) {
 }
 
 func (r *remains) addMapsOf(prog *ebpf.Program) error {
-	info, err := prog.Info()
+	ids, err := mapsOf(prog)
 	if err != nil {
 		return err
 	}
+	return addNamed(r.maps, ids, programMaps)
+}
+
+func mapsOf(prog *ebpf.Program) ([]ebpf.MapID, error) {
+	info, err := prog.Info()
+	if err != nil {
+		return nil, err
+	}
 	ids, _ := info.MapIDs()
+	return ids, nil
+}
+
+// addNamed opens the maps that have one of the names, where out has none of it yet.
+func addNamed(out map[string]*ebpf.Map, ids []ebpf.MapID, names []string) error {
 	for _, id := range ids {
 		m, err := ebpf.NewMapFromID(id)
 		if err != nil {
@@ -79,8 +96,8 @@ func (r *remains) addMapsOf(prog *ebpf.Program) error {
 		if err != nil {
 			return errors.Join(err, m.Close())
 		}
-		if ours := info.Name == redirectMapEndpoints || info.Name == redirectMapCounters; ours && r.maps[info.Name] == nil {
-			r.maps[info.Name] = m
+		if slices.Contains(names, info.Name) && out[info.Name] == nil {
+			out[info.Name] = m
 		} else if err := m.Close(); err != nil {
 			return err
 		}

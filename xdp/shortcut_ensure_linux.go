@@ -149,36 +149,7 @@ func addLostMaps(s *Shortcut, out map[string]*ebpf.Map, known map[ebpf.MapID]boo
 		if filepath.Dir(path) != s.programsDir() && !slices.ContainsFunc(ids, func(id ebpf.MapID) bool { return known[id] }) {
 			continue
 		}
-		if err := addNamed(out, ids); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func mapsOf(prog *ebpf.Program) ([]ebpf.MapID, error) {
-	info, err := prog.Info()
-	if err != nil {
-		return nil, err
-	}
-	ids, _ := info.MapIDs()
-	return ids, nil
-}
-
-// addNamed opens the maps that have the name of a shared one which is not in out yet.
-func addNamed(out map[string]*ebpf.Map, ids []ebpf.MapID) error {
-	for _, id := range ids {
-		m, err := ebpf.NewMapFromID(id)
-		if err != nil {
-			return err
-		}
-		info, err := m.Info()
-		if err != nil {
-			return errors.Join(err, m.Close())
-		}
-		if slices.Contains(sharedMaps, info.Name) && out[info.Name] == nil {
-			out[info.Name] = m
-		} else if err := m.Close(); err != nil {
+		if err := addNamed(out, ids, sharedMaps); err != nil {
 			return err
 		}
 	}

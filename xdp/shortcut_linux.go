@@ -8,8 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -102,20 +100,10 @@ func OpenLayout(dir, layout string) (*Shortcut, error) {
 
 // Layouts lists the layouts of the maps that are pinned in dir, sorted; none where dir does not exist.
 func Layouts(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	out, err := pinnedNames(dir, layoutPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("list layouts of the shortcut: %w", err)
 	}
-	var out []string
-	for _, e := range entries {
-		if layout, ok := strings.CutPrefix(e.Name(), layoutPrefix); ok {
-			out = append(out, layout)
-		}
-	}
-	slices.Sort(out)
 	return out, nil
 }
 

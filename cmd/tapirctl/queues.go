@@ -31,15 +31,9 @@ whole device. -o json has more; with --watch it is one line each time.`,
 		Example: "  tapirctl queues 7f3a/eth0\n  tapirctl queues --watch 500ms",
 		Args:    usageArgs(cobra.MaximumNArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			watch := cmd.Flags().Changed("watch")
-			if watch {
-				args = interval(args, &every)
-			}
-			switch {
-			case len(args) > 1:
-				return usageError{fmt.Errorf("want one attachment, got %q", args)}
-			case watch && every < minWatch:
-				return usageError{fmt.Errorf("--watch: want %s or more, got %s", minWatch, every)}
+			args, watch, err := oneWatched(cmd, args, &every)
+			if err != nil {
+				return err
 			}
 			reader := newQueueReader()
 			defer reader.close() //nolint:errcheck // it was only read
@@ -52,10 +46,30 @@ whole device. -o json has more; with --watch it is one line each time.`,
 			return watchQueues(cmd, o, reader, args, every)
 		},
 	}
-	f := cmd.Flags()
-	f.DurationVar(&every, "watch", 0, "look again every interval, until interrupted")
-	f.Lookup("watch").NoOptDefVal = watchEvery.String()
+	watchFlag(cmd, &every)
 	return cmd
+}
+
+// watchFlag gives a command the flag --watch, which may stand without an interval.
+func watchFlag(cmd *cobra.Command, every *time.Duration) {
+	f := cmd.Flags()
+	f.DurationVar(every, "watch", 0, "look again every interval, until interrupted")
+	f.Lookup("watch").NoOptDefVal = watchEvery.String()
+}
+
+// oneWatched takes the interval of --watch off the arguments, of which one at most may be left: an attachment.
+func oneWatched(cmd *cobra.Command, args []string, every *time.Duration) (left []string, watch bool, err error) {
+	watch = cmd.Flags().Changed("watch")
+	if watch {
+		args = interval(args, every)
+	}
+	switch {
+	case len(args) > 1:
+		return nil, false, usageError{fmt.Errorf("want one attachment, got %q", args)}
+	case watch && *every < minWatch:
+		return nil, false, usageError{fmt.Errorf("--watch: want %s or more, got %s", minWatch, *every)}
+	}
+	return args, watch, nil
 }
 
 // interval takes an interval that stands apart, as in "--watch 500ms", off the arguments: a flag that may stand alone leaves it there. No

@@ -27,15 +27,9 @@ explains each reason. With --watch RATE is frames a second since the last look.`
 		Example: "  tapirctl xdp 7f3a/eth0 --watch 1s\n  tapirctl xdp flag 7f3a\n  tapirctl xdp route add 10.9.1.0/24 via 192.168.0.2",
 		Args:    usageArgs(cobra.MaximumNArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			watch := cmd.Flags().Changed("watch")
-			if watch {
-				args = interval(args, &every)
-			}
-			switch {
-			case len(args) > 1:
-				return usageError{fmt.Errorf("want one attachment, got %q", args)}
-			case watch && every < minWatch:
-				return usageError{fmt.Errorf("--watch: want %s or more, got %s", minWatch, every)}
+			args, watch, err := oneWatched(cmd, args, &every)
+			if err != nil {
+				return err
 			}
 			if !watch {
 				return showXDP(cmd, o, args, nil)
@@ -43,9 +37,7 @@ explains each reason. With --watch RATE is frames a second since the last look.`
 			return watchXDP(cmd, o, args, every)
 		},
 	}
-	f := cmd.Flags()
-	f.DurationVar(&every, "watch", 0, "look again every interval, until interrupted")
-	f.Lookup("watch").NoOptDefVal = watchEvery.String()
+	watchFlag(cmd, &every)
 	cmd.AddCommand(newXDPOn(o), newXDPOff(o), newXDPFlag(o, true), newXDPFlag(o, false), newXDPRoute(o), newXDPUplink(o), newXDPUpgrade(o))
 	return cmd
 }

@@ -174,20 +174,32 @@ func (c *Conn) RootQdisc(index int) (string, error) {
 	return "", nil
 }
 
-// LinkInfo is the kind of a link and the attributes that its driver adds (IFLA_LINKINFO).
-func (c *Conn) LinkInfo(index int) (kind string, data []syscall.NetlinkRouteAttr, err error) {
+// linkAttrs are the attributes of a link as the kernel gives them.
+func (c *Conn) linkAttrs(index int) ([]syscall.NetlinkRouteAttr, error) {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK)
 	req.Sockets = c.sockets
 	req.AddData(msg)
 	msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	if err != nil || len(msgs) == 0 {
-		return "", nil, fmt.Errorf("read link %d: %w", index, err)
+	if err == nil && len(msgs) == 0 {
+		err = unix.ENODEV
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read link %d: %w", index, err)
 	}
 	attrs, err := nl.ParseRouteAttr(msgs[0][unix.SizeofIfInfomsg:])
 	if err != nil {
-		return "", nil, fmt.Errorf("read link %d: %w", index, err)
+		return nil, fmt.Errorf("read link %d: %w", index, err)
+	}
+	return attrs, nil
+}
+
+// LinkInfo is the kind of a link and the attributes that its driver adds (IFLA_LINKINFO).
+func (c *Conn) LinkInfo(index int) (kind string, data []syscall.NetlinkRouteAttr, err error) {
+	attrs, err := c.linkAttrs(index)
+	if err != nil {
+		return "", nil, err
 	}
 	for _, a := range attrs {
 		if a.Attr.Type&nl.NLA_TYPE_MASK != unix.IFLA_LINKINFO {

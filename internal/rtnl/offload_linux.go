@@ -7,7 +7,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -81,18 +80,9 @@ func ethtool(fd int, name string, data unsafe.Pointer) error {
 
 // MaxMTU is the largest MTU that the link's driver takes now, in bytes; 0 where it does not tell. XDP programs lower it.
 func (c *Conn) MaxMTU(index int) (int, error) {
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = int32(index)
-	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_ACK)
-	req.Sockets = c.sockets
-	req.AddData(msg)
-	msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	if err != nil || len(msgs) == 0 {
-		return 0, fmt.Errorf("read link %d: %w", index, err)
-	}
-	attrs, err := nl.ParseRouteAttr(msgs[0][unix.SizeofIfInfomsg:])
+	attrs, err := c.linkAttrs(index)
 	if err != nil {
-		return 0, fmt.Errorf("read link %d: %w", index, err)
+		return 0, err
 	}
 	for _, a := range attrs {
 		if a.Attr.Type == iflaMaxMTU && len(a.Value) >= 4 {

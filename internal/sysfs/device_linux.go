@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 
+	"github.com/tapir-cni/tapir/internal/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,7 +32,7 @@ func Open(path, name string) (*Device, error) {
 		return nil, fmt.Errorf("open the sysfs of %q: want a device's name", name)
 	}
 	d := &Device{name: name, dir: -1, numbers: map[string]int{}}
-	err := within(path, func() error {
+	err := netns.Within(path, func() error {
 		root, err := mount()
 		if err != nil {
 			return err
@@ -173,37 +173,4 @@ func mount() (int, error) {
 	}
 	root, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	return root, os.NewSyscallError("fsmount", err)
-}
-
-// within runs f in the network namespace at path, on a thread that comes back from there, or ends where it cannot.
-func within(path string, f func() error) error {
-	if path == "" {
-		return f()
-	}
-	ns, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			result <- err
-			return
-		}
-		defer home.Close()
-		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("enter network namespace %s: %w", path, err)
-		} else {
-			err = f()
-		}
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		result <- err
-	}()
-	return <-result
 }
