@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/tapir-cni/tapir/test/bench/call"
 	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
@@ -53,7 +54,7 @@ func readResult(stdout []byte, netns string, queues int) (*guest, error) {
 	for _, i := range result.Interfaces {
 		switch {
 		case i.Sandbox != netns:
-		case i.Name == ifName:
+		case i.Name == call.IfName:
 			g.mac, err = net.ParseMAC(i.Mac)
 			if err != nil {
 				return nil, fmt.Errorf("interface %q: %w", i.Name, err)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/tapir-cni/tapir/test/bench/call"
 	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
@@ -35,7 +36,7 @@ func measureLatency(n *node.Node, o options, chosen variants, report *Report) er
 		}
 	}
 	for _, c := range undo {
-		if _, err := c.do(); err != nil {
+		if _, err := c.Do(); err != nil {
 			return err
 		}
 	}
@@ -45,8 +46,8 @@ func measureLatency(n *node.Node, o options, chosen variants, report *Report) er
 // hold makes the attachments that stay meanwhile, as on a node that already runs pods, so that what the first ADD of a node
 // sets up (tapir loads its BPF programs, bridge makes its bridge) and the last DEL takes down is not counted. It gives the
 // calls that undo them.
-func hold(n *node.Node, o options, chosen variants, report *Report) ([]call, error) {
-	var undo []call
+func hold(n *node.Node, o options, chosen variants, report *Report) ([]call.Call, error) {
+	var undo []call.Call
 	for _, v := range chosen {
 		row := &Row{Name: v.name}
 		report.Rows = append(report.Rows, row)
@@ -91,8 +92,8 @@ func measureRound(n *node.Node, chosen variants, id string, order []int, report 
 		return nil
 	}
 	return report.Version.take(func() (time.Duration, error) {
-		version, err := call{variant: v, command: "VERSION"}.do()
-		return version.took, err
+		version, err := v.call("VERSION", "", "").Do()
+		return version.Took, err
 	})
 }
 
@@ -103,32 +104,32 @@ func once(v variant, id, netns string, row *Row) error {
 		return err
 	}
 	time.Sleep(pause)
-	deleted, err := undo.do()
+	deleted, err := undo.Do()
 	if err != nil {
 		return err
 	}
 	time.Sleep(pause)
 	row.Add.Samples = append(row.Add.Samples, add)
-	row.Del.Samples = append(row.Del.Samples, deleted.took)
+	row.Del.Samples = append(row.Del.Samples, deleted.Took)
 	return nil
 }
 
 // addProven times an ADD, proves that it did its work, and gives the DEL that undoes it. What is not tapir's must give an
 // address; tapir's must carry frames.
-func addProven(v variant, id, netns string) (undo call, took time.Duration, err error) {
-	c := call{variant: v, command: "ADD", id: id, netns: netns}
-	added, err := c.do()
+func addProven(v variant, id, netns string) (undo call.Call, took time.Duration, err error) {
+	c := v.call("ADD", id, netns)
+	added, err := c.Do()
 	if err != nil {
-		return call{}, 0, err
+		return call.Call{}, 0, err
 	}
 	if v.ours {
-		err = proveFrames(added.stdout, netns, v.queues)
+		err = proveFrames(added.Stdout, netns, v.queues)
 	} else {
-		err = proveAddress(added.stdout)
+		err = proveAddress(added.Stdout)
 	}
 	if err != nil {
-		return call{}, 0, fmt.Errorf("ADD of %s: %w", v.name, err)
+		return call.Call{}, 0, fmt.Errorf("ADD of %s: %w", v.name, err)
 	}
-	c.command, c.prev = "DEL", added.stdout
-	return c, added.took, nil
+	c.Command, c.Prev = "DEL", added.Stdout
+	return c, added.Took, nil
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tapir-cni/tapir/test/bench/call"
+
 	"github.com/tapir-cni/tapir/test/bench/goal"
 	"github.com/tapir-cni/tapir/test/bench/node"
 )
@@ -50,10 +52,10 @@ func growth(n *node.Node, v variant, round, devices int) (perDevice float64, err
 	if err != nil {
 		return 0, err
 	}
-	var undo []call
+	var undo []call.Call
 	defer func() {
 		for _, c := range undo {
-			if _, failed := c.do(); failed != nil {
+			if _, failed := c.Do(); failed != nil {
 				err = errors.Join(err, failed)
 			}
 		}

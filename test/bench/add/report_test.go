@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tapir-cni/tapir/test/bench/call"
 )
 
 func series(ms ...float64) Series {
@@ -90,7 +91,7 @@ func TestJSONHasQuartilesInMicroseconds(t *testing.T) {
 
 func TestTraceAddsUpPhasesAndFindsTheRest(t *testing.T) {
 	var p phases
-	err := p.read(outcome{took: 5 * time.Millisecond, stderr: "tapir trace: process start 900us\ntapir trace: netlink 100us\n" +
+	err := p.read(call.Outcome{Took: 5 * time.Millisecond, Stderr: "tapir trace: process start 900us\ntapir trace: netlink 100us\n" +
 		"level=WARN msg=x\ntapir trace: netlink 50us\ntapir trace: total 4000us\n"})
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +112,7 @@ func TestTraceAddsUpPhasesAndFindsTheRest(t *testing.T) {
 	if diff := cmp.Diff([]string{"process start", "netlink", "total", "process end"}, order); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}
-	if err := p.read(outcome{stderr: "no trace"}); err == nil {
+	if err := p.read(call.Outcome{Stderr: "no trace"}); err == nil {
 		t.Error("a call without a trace: want an error")
 	}
 }

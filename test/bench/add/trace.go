@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tapir-cni/tapir/test/bench/call"
 	"github.com/tapir-cni/tapir/test/bench/node"
 )
 
@@ -27,7 +28,7 @@ func measureTrace(n *node.Node, o options, report *Report) error {
 	if err != nil {
 		return err
 	}
-	_, err = undo.do()
+	_, err = undo.Do()
 	return err
 }
 
@@ -55,15 +56,16 @@ func traceRounds(n *node.Node, v variant, rounds int) (*Trace, error) {
 	return &Trace{Add: add.list, Del: del.list}, nil
 }
 
-func traceOnce(v variant, id, netns string) (added, deleted outcome, err error) {
-	c := call{variant: v, command: "ADD", id: id, netns: netns, trace: true}
-	if added, err = c.do(); err != nil {
-		return outcome{}, outcome{}, err
+func traceOnce(v variant, id, netns string) (added, deleted call.Outcome, err error) {
+	c := v.call("ADD", id, netns)
+	c.Trace = true
+	if added, err = c.Do(); err != nil {
+		return call.Outcome{}, call.Outcome{}, err
 	}
 	time.Sleep(pause)
-	c.command, c.prev = "DEL", added.stdout
-	if deleted, err = c.do(); err != nil {
-		return outcome{}, outcome{}, err
+	c.Command, c.Prev = "DEL", added.Stdout
+	if deleted, err = c.Do(); err != nil {
+		return call.Outcome{}, call.Outcome{}, err
 	}
 	time.Sleep(pause)
 	return added, deleted, nil
@@ -91,10 +93,10 @@ const totalPhase = "total"
 const afterPhase = "process end"
 
 // read takes one call's trace.
-func (p *phases) read(o outcome) error {
-	lines := traceLine.FindAllStringSubmatch(o.stderr, -1)
+func (p *phases) read(o call.Outcome) error {
+	lines := traceLine.FindAllStringSubmatch(o.Stderr, -1)
 	if len(lines) == 0 {
-		return fmt.Errorf("want lines \"tapir trace: PHASE NUMBERus\" on stderr, got %q", o.stderr)
+		return fmt.Errorf("want lines \"tapir trace: PHASE NUMBERus\" on stderr, got %q", o.Stderr)
 	}
 	seen := make(map[string]time.Duration) // a phase that comes several times in a call is added up
 	var order []string
@@ -112,7 +114,7 @@ func (p *phases) read(o outcome) error {
 		p.add(name, seen[name])
 	}
 	if total, ok := seen[totalPhase]; ok {
-		p.add(afterPhase, o.took-total)
+		p.add(afterPhase, o.Took-total)
 	}
 	return nil
 }

@@ -1,9 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"path/filepath"
 	"slices"
+
+	"github.com/tapir-cni/tapir/test/bench/call"
 )
 
 // A variant is one plugin with one configuration.
@@ -112,15 +113,7 @@ func (v variant) withQueues(queues int) variant {
 	return v
 }
 
-// stdin is the configuration as a runtime writes it, with the previous result at DEL.
-func (v variant) stdin(prevResult []byte) ([]byte, error) {
-	if prevResult == nil {
-		return json.Marshal(v.config)
-	}
-	config := make(map[string]any, len(v.config)+1)
-	for key, value := range v.config {
-		config[key] = value
-	}
-	config["prevResult"] = json.RawMessage(prevResult)
-	return json.Marshal(config)
+// call is one run of the plugin.
+func (v variant) call(command, id, netns string) call.Call {
+	return call.Call{Name: v.name, Plugin: v.plugin, Path: v.path, Command: command, ID: id, Netns: netns, Config: v.config}
 }
