@@ -99,6 +99,16 @@ bench-agent: build $(NODEEXPORTER) $(TOOLS)/bench-agent ## Measure what the node
 	@tools/setup.sh net
 	$(TOOLS)/bench-agent -bin bin $(BENCH_FLAGS)
 
+.PHONY: bench-ipam
+bench-ipam: build refplugins $(TOOLS)/bench-ipam ## Measure one allocation against host-local with up to 60,000 held, and a /16 to its end
+	@tools/setup.sh net
+	$(TOOLS)/bench-ipam -bin bin -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
+
+.PHONY: test-kernels
+test-kernels: build refplugins ## Run the kernel tests on Debian's 6.1 and 6.12 under QEMU (KERNELS_FLAGS="-kernels 6.1 -packages test/cni")
+	tools/setup.sh net vm debianvm
+	go run ./test/kernels $(KERNELS_FLAGS)
+
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
 	tools/setup.sh net vm
@@ -149,6 +159,11 @@ $(TOOLS)/bench-add:
 $(TOOLS)/bench-xdp:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/xdp
+
+.PHONY: $(TOOLS)/bench-ipam
+$(TOOLS)/bench-ipam:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/ipam
 
 .PHONY: $(TOOLS)/bench-tapio
 $(TOOLS)/bench-tapio:
