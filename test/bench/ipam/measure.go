@@ -79,9 +79,9 @@ func measureFill(o options) (*Fill, error) {
 	take := func(name string, n int) (goal.Sample, error) {
 		var s goal.Sample
 		for i := range n {
-			out, addr, err := p.add(fmt.Sprintf("%s-%d", name, i))
-			if err != nil {
-				return nil, err
+			out, addr, failed := p.add(fmt.Sprintf("%s-%d", name, i))
+			if failed != nil {
+				return nil, failed
 			}
 			if given[addr] {
 				return nil, fmt.Errorf("%s was given twice", addr)
