@@ -11,6 +11,7 @@ import (
 
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/uplink"
+	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/xdp"
 )
 
@@ -101,6 +102,15 @@ func planUplink(out io.Writer, open func() (uplink.Table, error)) error {
 // brokerPart has its socket before anything else is opened: a second tapird is to do nothing at all.
 func (a *Agent) brokerPart() part {
 	var socket *broker.Socket
+	gone := make(chan struct{}, 1)
+	a.watch.Subscribe(func(e watch.Event) {
+		if e.Kind == watch.Removed {
+			select {
+			case gone <- struct{}{}:
+			default: // the sweep that is to come sees this one, too
+			}
+		}
+	})
 	listen := func() (err error) {
 		socket, err = broker.Listen(a.c.Socket)
 		return err
@@ -114,7 +124,7 @@ func (a *Agent) brokerPart() part {
 					return err
 				}
 			}
-			s := broker.New(broker.Config{StateDirs: a.c.StateDirs, Timeout: a.c.Timeout, MaxPeers: a.c.MaxPeers, Logger: a.log})
+			s := broker.New(broker.Config{StateDirs: a.c.StateDirs, Timeout: a.c.Timeout, MaxPeers: a.c.MaxPeers, Gone: gone, Logger: a.log})
 			err := s.Serve(ctx, socket)
 			socket = nil
 			return err

@@ -23,7 +23,7 @@ const (
 // What is not configured.
 const (
 	openAtOnce = 4                // hand-overs that have queues open: at most 1024 descriptors
-	sweepEvery = 10 * time.Second // for tokens of attachments that are gone
+	sweepAgain = 10 * time.Second // after a sweep that failed
 )
 
 // Config is what a [Server] is made of.
@@ -31,7 +31,9 @@ type Config struct {
 	StateDirs []string      // [state.DefaultDir] where empty
 	Timeout   time.Duration // of one connection, from its start; [DefaultTimeout] where 0
 	MaxPeers  int           // connections at once, at most a quarter of them one user's unless that is root; [DefaultMaxPeers] where 0
-	Logger    *slog.Logger
+	// Gone tells that attachments went, whose tokens are to go too. Without it that happens at the start alone.
+	Gone   <-chan struct{}
+	Logger *slog.Logger
 }
 
 // Server answers peers. It keeps nothing that a restart could lose.
@@ -147,20 +149,22 @@ func (s *Server) leave(uid int) {
 	}
 }
 
-// sweep removes tokens of attachments that are gone, now and again.
+// sweep removes tokens of attachments that are gone: at the start, and whenever some went.
 func (s *Server) sweep(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
+	again := time.NewTimer(0)
+	defer again.Stop()
 	for {
-		for _, dir := range s.c.StateDirs {
-			if err := s.sweepTokens(dir); err != nil {
-				s.c.Logger.Warn("could not remove the tokens of attachments that are gone", "stateDir", dir, "error", err)
-			}
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-s.c.Gone:
+		case <-again.C:
+		}
+		for _, dir := range s.c.StateDirs {
+			if err := s.sweepTokens(dir); err != nil {
+				s.c.Logger.Warn("could not remove the tokens of attachments that are gone", "stateDir", dir, "error", err)
+				again.Reset(sweepAgain)
+			}
 		}
 	}
 }

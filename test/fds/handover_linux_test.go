@@ -126,8 +126,13 @@ func TestToken(t *testing.T) {
 		t.Fatalf("want two tokens, got %v", all)
 	}
 	goes.del()
+	d.wantSwept(first) // at once: tapird hears of it
+	left := n.add(`"queues": 1, "owner": 4711`)
+	owner.Request = left.request(0)
+	ask(t, owner).end()
 	d.signal(unix.SIGTERM)
-	n.tapird().wantSwept(first)
+	left.del()
+	n.tapird().wantSwept(first) // at its start
 	owner.Request = stays.request(0)
 	if p := ask(t, owner); len(p.FDs) != 1 {
 		t.Errorf("after the restart: %+v", p.answer)
