@@ -92,7 +92,7 @@ func (s *Server) handOver(conn *net.UnixConn, p peer, r client.Request) (refusal
 	if refusal != nil {
 		return refusal
 	}
-	if refusal := authorise(p, a, dir, r); refusal != nil {
+	if refusal := s.authorise(p, a, dir, r); refusal != nil {
 		return refusal
 	}
 	s.opens <- struct{}{}
@@ -149,7 +149,7 @@ func (s *Server) find(r client.Request) (a state.Attachment, dir string, refusal
 }
 
 // authorise lets root have everything, and others what the kernel would let them open and whose token they can read.
-func authorise(p peer, a state.Attachment, dir string, r client.Request) *client.Error {
+func (s *Server) authorise(p peer, a state.Attachment, dir string, r client.Request) *client.Error {
 	if err := open(a); err != nil {
 		return asRefusal(err)
 	}
@@ -163,6 +163,10 @@ func authorise(p peer, a state.Attachment, dir string, r client.Request) *client
 	}
 	if refusal := p.mayOpen(status.Info); refusal != nil {
 		return refusal
+	}
+	select {
+	case s.made <- struct{}{}:
+	default: // the sweep that is to come looks at this one, too
 	}
 	return checkToken(dir, a, status.Info, r.Token)
 }

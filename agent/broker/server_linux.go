@@ -24,6 +24,7 @@ const (
 const (
 	openAtOnce = 4                // hand-overs that have queues open: at most 1024 descriptors
 	sweepAgain = 10 * time.Second // after a sweep that failed
+	sweepMade  = time.Second      // after a token was asked for
 )
 
 // Config is what a [Server] is made of.
@@ -41,6 +42,7 @@ type Server struct {
 	c     Config
 	ctx   context.Context // of the transactions: not cancelled while a peer is being answered
 	opens chan struct{}
+	made  chan struct{} // a token may have been made
 	peers sync.WaitGroup
 
 	mu    sync.Mutex
@@ -59,7 +61,7 @@ func New(c Config) *Server {
 	if c.MaxPeers == 0 {
 		c.MaxPeers = DefaultMaxPeers
 	}
-	return &Server{c: c, ctx: context.Background(), opens: make(chan struct{}, openAtOnce), users: map[int]int{}}
+	return &Server{c: c, ctx: context.Background(), opens: make(chan struct{}, openAtOnce), made: make(chan struct{}, 1), users: map[int]int{}}
 }
 
 // Serve answers peers until ctx ends, then stops listening and waits for those that are being answered: no longer than
@@ -149,7 +151,8 @@ func (s *Server) leave(uid int) {
 	}
 }
 
-// sweep removes tokens of attachments that are gone: at the start, and whenever some went.
+// sweep removes tokens of attachments that are gone: at the start, whenever some went, and a while after a token was made, since what lives shorter
+// than that may go without anybody seeing it.
 func (s *Server) sweep(ctx context.Context) {
 	again := time.NewTimer(0)
 	defer again.Stop()
@@ -157,6 +160,9 @@ func (s *Server) sweep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.made:
+			again.Reset(sweepMade)
+			continue
 		case <-s.c.Gone:
 		case <-again.C:
 		}

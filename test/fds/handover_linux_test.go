@@ -126,7 +126,7 @@ func TestToken(t *testing.T) {
 		t.Fatalf("want two tokens, got %v", all)
 	}
 	goes.del()
-	d.wantSwept(first) // at once: tapird hears of it
+	d.wantSwept(first) // while it runs, too
 	left := n.add(`"queues": 1, "owner": 4711`)
 	owner.Request = left.request(0)
 	ask(t, owner).end()
