@@ -2,6 +2,7 @@ package xdp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,8 +14,13 @@ const (
 	MaxGateways  = len(redirectEndpoint{}.Ipv4Gateways)
 )
 
-// flagSpoofCheck is ENDPOINT_SPOOF_CHECK of bpf/tapir.h.
-const flagSpoofCheck = 1 << 0
+// Flags of bpf/tapir.h: ENDPOINT_*.
+const (
+	flagSpoofCheck = 1 << 0
+	flagAnswers    = 1 << 1
+	flagTranslate4 = 1 << 2
+	flagTranslate6 = 1 << 3
+)
 
 // GatewayMAC is the link-layer address of every guest's gateway, on every node: "tapir" behind a locally administered
 // first byte. A guest restored from a snapshot finds it where it was.
@@ -67,6 +73,7 @@ func (r Redirect) String() string {
 type Endpoint struct {
 	Role       Role
 	SpoofCheck bool
+	Answers    bool   // DHCP, DHCPv6 and Router Solicitations go to the answerer, where one is loaded
 	Peer       uint32 // ifindex that legal frames go to, in the device's netns; 0 with RedirectNone
 	Redirect   Redirect
 	Counters   uint32 // the ifindex under which frames are counted: the TAP's, or the host end's of a plain pod
@@ -78,6 +85,11 @@ type Endpoint struct {
 	// what else is on-link, and for the gateways (at most MaxGateways in each family), is answered with GatewayMAC.
 	Addresses []netip.Prefix
 	Gateways  []netip.Addr
+
+	// Outside are the pod's addresses where the guest inside has others, the same in each clone of a snapshot: at most one in
+	// each family, in which Addresses has exactly one, the guest's. Both endpoints of the attachment have them. GuestMAC,
+	// Addresses and Gateways are always what the guest knows: its inside identity.
+	Outside []netip.Addr
 }
 
 // LimitError says that an attachment has more of something than an [Endpoint] holds.
@@ -98,6 +110,9 @@ func (e Endpoint) encode() (redirectEndpoint, error) {
 	}
 	if e.SpoofCheck {
 		v.Flags |= flagSpoofCheck
+	}
+	if e.Answers {
+		v.Flags |= flagAnswers
 	}
 	if e.Role == RoleUnknown || e.Role > RoleHost {
 		return v, fmt.Errorf("role: want guest, pod or host, got %d", e.Role)
@@ -124,7 +139,39 @@ func (e Endpoint) encode() (redirectEndpoint, error) {
 			return v, err
 		}
 	}
+	for _, a := range e.Outside {
+		if err := v.addOutside(a); err != nil {
+			return v, err
+		}
+	}
+	if e.Role == RoleHost && len(e.Outside) > 0 {
+		return v, errors.New("outside addresses of a host endpoint: want a guest or pod endpoint")
+	}
 	return v, nil
+}
+
+// addOutside comes after all addresses of the guest.
+func (v *redirectEndpoint) addOutside(a netip.Addr) error {
+	if !a.IsValid() || a.IsUnspecified() || a.Is4In6() || a.Zone() != "" {
+		return fmt.Errorf("outside address %q: want a host address", a)
+	}
+	flag, count := uint32(flagTranslate4), v.NrIpv4
+	if a.Is6() {
+		flag, count = flagTranslate6, v.NrIpv6
+	}
+	if v.Flags&flag != 0 {
+		return fmt.Errorf("outside address %s: %w", a, &LimitError{1, "of its family"})
+	}
+	if count != 1 {
+		return fmt.Errorf("outside address %s: want one address of its family inside, got %d", a, count)
+	}
+	v.Flags |= flag
+	if a.Is4() {
+		v.Outside4 = word4(a)
+		return nil
+	}
+	v.Outside6.Word = words16(a.As16())
+	return nil
 }
 
 func encodeMAC(to *[6]uint8, mac net.HardwareAddr, role Role) error {
@@ -190,6 +237,7 @@ func (v redirectEndpoint) decode() Endpoint {
 	e := Endpoint{
 		Role:       Role(v.Role),
 		SpoofCheck: v.Flags&flagSpoofCheck != 0,
+		Answers:    v.Flags&flagAnswers != 0,
 		Peer:       v.Peer,
 		Redirect:   Redirect(v.Redirect),
 		Counters:   v.Counters,
@@ -214,6 +262,12 @@ func (v redirectEndpoint) decode() Endpoint {
 	}
 	for _, g := range v.Ipv6Gateways[:min(int(v.NrIpv6Gateways), MaxGateways)] {
 		e.Gateways = append(e.Gateways, netip.AddrFrom16(bytes16(g.Word)))
+	}
+	if v.Flags&flagTranslate4 != 0 {
+		e.Outside = append(e.Outside, addr4(v.Outside4))
+	}
+	if v.Flags&flagTranslate6 != 0 {
+		e.Outside = append(e.Outside, netip.AddrFrom16(bytes16(v.Outside6.Word)))
 	}
 	return e
 }

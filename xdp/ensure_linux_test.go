@@ -53,7 +53,7 @@ func pinned(t testing.TB, dir string) []string {
 // allPins is what Ensure leaves in its directory.
 func allPins() []string {
 	v := versionPrefix + Digest()
-	return []string{v, v + "/counters", v + "/endpoints", v + "/guest_ingress", v + "/host_ingress", v + "/pod_ingress"}
+	return []string{v, v + "/answerers", v + "/counters", v + "/endpoints", v + "/guest_ingress", v + "/host_ingress", v + "/pod_ingress"}
 }
 
 func comparePins(t *testing.T, dir string) {

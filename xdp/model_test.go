@@ -77,13 +77,17 @@ func (m model) ipv4(b []byte) Reason {
 		return ReasonMalformed
 	}
 	src := netip.AddrFrom4([4]byte(b[12:]))
+	ports := int(b[0]&15) * 4
+	if b[9] == protoUDP && binary.BigEndian.Uint16(b[6:])&0x1fff == 0 && (m.own(src) || src.IsUnspecified() && b[6]&0x20 == 0) &&
+		len(b) >= ports+4 && bytes.Equal(b[ports:ports+4], []byte{0, 67, 0, 68}) {
+		return ReasonRogueDHCP
+	}
 	if m.own(src) {
 		return ReasonToHost
 	}
 	if !src.IsUnspecified() || b[9] != protoUDP || b[6]&0x3f != 0 || b[7] != 0 {
 		return ReasonSpoofIPv4
 	}
-	ports := int(b[0]&15) * 4
 	if len(b) < ports+4 {
 		return ReasonTruncated
 	}
@@ -155,6 +159,9 @@ func (m model) ipv6(b []byte) Reason {
 	nothing := src.IsUnspecified() && !fragmented && slices.Contains([]int{icmpNS, icmpRS, icmpMLDReport, 132, icmpMLD2}, typ)
 	if !m.own(src) && !src.IsLinkLocalUnicast() && !nothing {
 		return ReasonSpoofIPv6
+	}
+	if proto == protoUDP && !later && len(rest) >= 4 && bytes.Equal(rest[:4], []byte{2, 35, 2, 34}) {
+		return ReasonRogueDHCP
 	}
 	switch typ {
 	case icmpRA:

@@ -36,28 +36,56 @@ const (
 // ReasonNDLinkLocal is of frames that ended at tapir's programs: nobody is to have them, and nothing is wrong with them.
 const ReasonNDLinkLocal = Reason(redirectReasonREASON_ND_LINK_LOCAL)
 
+// Questions about the guest's configuration, of endpoints with Answers.
+const (
+	ReasonDHCPAnswered  = Reason(redirectReasonREASON_DHCP_ANSWERED)
+	ReasonRAAnswered    = Reason(redirectReasonREASON_RA_ANSWERED)
+	ReasonDHCP6Answered = Reason(redirectReasonREASON_DHCP6ANSWERED)
+	ReasonConfigIgnored = Reason(redirectReasonREASON_CONFIG_IGNORED) // ended at the answerer, as it should
+)
+
+// ReasonRogueDHCP is of frames that were dropped: the guest spoke as a DHCP server.
+const ReasonRogueDHCP = Reason(redirectReasonREASON_ROGUE_DHCP)
+
+// Frames of translated endpoints.
+const (
+	ReasonInsideOnly      = Reason(redirectReasonREASON_INSIDE_ONLY) // ended at tapir's programs, as it should
+	ReasonInsideAddress   = Reason(redirectReasonREASON_INSIDE_ADDRESS)
+	ReasonUntranslatable  = Reason(redirectReasonREASON_UNTRANSLATABLE)
+	ReasonTranslateFailed = Reason(redirectReasonREASON_TRANSLATE_FAILED)
+)
+
 // reasonNames are also the label values of the metrics: they do not change.
 var reasonNames = [redirectReasonREASON_MAX]string{
-	ReasonUnknown:       "unknown",
-	ReasonToHost:        "to_host",
-	ReasonToGuest:       "to_guest",
-	ReasonARPAnswered:   "arp_answered",
-	ReasonNDAnswered:    "nd_answered",
-	ReasonSpoofMAC:      "spoof_mac",
-	ReasonSpoofIPv4:     "spoof_ipv4",
-	ReasonSpoofIPv6:     "spoof_ipv6",
-	ReasonSpoofARP:      "spoof_arp",
-	ReasonSpoofND:       "spoof_nd",
-	ReasonVLAN:          "vlan",
-	ReasonTruncated:     "truncated",
-	ReasonMalformed:     "malformed",
-	ReasonFragmentedND:  "fragmented_nd",
-	ReasonExtHeaders:    "ext_headers",
-	ReasonRogueRA:       "rogue_ra",
-	ReasonRogueRedirect: "rogue_redirect",
-	ReasonAnswerFailed:  "answer_failed",
-	ReasonNoPeer:        "no_peer",
-	ReasonNDLinkLocal:   "nd_link_local",
+	ReasonUnknown:         "unknown",
+	ReasonToHost:          "to_host",
+	ReasonToGuest:         "to_guest",
+	ReasonARPAnswered:     "arp_answered",
+	ReasonNDAnswered:      "nd_answered",
+	ReasonSpoofMAC:        "spoof_mac",
+	ReasonSpoofIPv4:       "spoof_ipv4",
+	ReasonSpoofIPv6:       "spoof_ipv6",
+	ReasonSpoofARP:        "spoof_arp",
+	ReasonSpoofND:         "spoof_nd",
+	ReasonVLAN:            "vlan",
+	ReasonTruncated:       "truncated",
+	ReasonMalformed:       "malformed",
+	ReasonFragmentedND:    "fragmented_nd",
+	ReasonExtHeaders:      "ext_headers",
+	ReasonRogueRA:         "rogue_ra",
+	ReasonRogueRedirect:   "rogue_redirect",
+	ReasonAnswerFailed:    "answer_failed",
+	ReasonNoPeer:          "no_peer",
+	ReasonNDLinkLocal:     "nd_link_local",
+	ReasonDHCPAnswered:    "dhcp_answered",
+	ReasonRAAnswered:      "ra_answered",
+	ReasonDHCP6Answered:   "dhcp6_answered",
+	ReasonConfigIgnored:   "config_ignored",
+	ReasonRogueDHCP:       "rogue_dhcp",
+	ReasonInsideOnly:      "inside_only",
+	ReasonInsideAddress:   "inside_address",
+	ReasonUntranslatable:  "untranslatable",
+	ReasonTranslateFailed: "translate_failed",
 }
 
 // String is the reason in lower case, as in the C enum: "spoof_mac". One that this version does not know, counted by
@@ -72,7 +100,8 @@ func (r Reason) String() string {
 // Dropped says whether frames counted under r were refused.
 func (r Reason) Dropped() bool {
 	switch r {
-	case ReasonUnknown, ReasonToHost, ReasonToGuest, ReasonARPAnswered, ReasonNDAnswered, ReasonNDLinkLocal:
+	case ReasonUnknown, ReasonToHost, ReasonToGuest, ReasonARPAnswered, ReasonNDAnswered, ReasonNDLinkLocal,
+		ReasonDHCPAnswered, ReasonRAAnswered, ReasonDHCP6Answered, ReasonConfigIgnored, ReasonInsideOnly:
 		return false
 	}
 	return true

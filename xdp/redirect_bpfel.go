@@ -15,7 +15,7 @@ import (
 
 type redirectCounts struct {
 	_        structs.HostLayout
-	ByReason [20]struct {
+	ByReason [29]struct {
 		_      structs.HostLayout
 		Frames uint64
 		Bytes  uint64
@@ -56,32 +56,46 @@ type redirectEndpoint struct {
 		_    structs.HostLayout
 		Word [4]uint32
 	}
+	Outside4 uint32
+	Outside6 struct {
+		_    structs.HostLayout
+		Word [4]uint32
+	}
 }
 
 type redirectReason uint32
 
 const (
-	redirectReasonREASON_UNKNOWN        redirectReason = 0
-	redirectReasonREASON_TO_HOST        redirectReason = 1
-	redirectReasonREASON_TO_GUEST       redirectReason = 2
-	redirectReasonREASON_ARP_ANSWERED   redirectReason = 3
-	redirectReasonREASON_ND_ANSWERED    redirectReason = 4
-	redirectReasonREASON_SPOOF_MAC      redirectReason = 5
-	redirectReasonREASON_SPOOF_IPV4     redirectReason = 6
-	redirectReasonREASON_SPOOF_IPV6     redirectReason = 7
-	redirectReasonREASON_SPOOF_ARP      redirectReason = 8
-	redirectReasonREASON_SPOOF_ND       redirectReason = 9
-	redirectReasonREASON_VLAN           redirectReason = 10
-	redirectReasonREASON_TRUNCATED      redirectReason = 11
-	redirectReasonREASON_MALFORMED      redirectReason = 12
-	redirectReasonREASON_FRAGMENTED_ND  redirectReason = 13
-	redirectReasonREASON_EXT_HEADERS    redirectReason = 14
-	redirectReasonREASON_ROGUE_RA       redirectReason = 15
-	redirectReasonREASON_ROGUE_REDIRECT redirectReason = 16
-	redirectReasonREASON_ANSWER_FAILED  redirectReason = 17
-	redirectReasonREASON_NO_PEER        redirectReason = 18
-	redirectReasonREASON_ND_LINK_LOCAL  redirectReason = 19
-	redirectReasonREASON_MAX            redirectReason = 20
+	redirectReasonREASON_UNKNOWN          redirectReason = 0
+	redirectReasonREASON_TO_HOST          redirectReason = 1
+	redirectReasonREASON_TO_GUEST         redirectReason = 2
+	redirectReasonREASON_ARP_ANSWERED     redirectReason = 3
+	redirectReasonREASON_ND_ANSWERED      redirectReason = 4
+	redirectReasonREASON_SPOOF_MAC        redirectReason = 5
+	redirectReasonREASON_SPOOF_IPV4       redirectReason = 6
+	redirectReasonREASON_SPOOF_IPV6       redirectReason = 7
+	redirectReasonREASON_SPOOF_ARP        redirectReason = 8
+	redirectReasonREASON_SPOOF_ND         redirectReason = 9
+	redirectReasonREASON_VLAN             redirectReason = 10
+	redirectReasonREASON_TRUNCATED        redirectReason = 11
+	redirectReasonREASON_MALFORMED        redirectReason = 12
+	redirectReasonREASON_FRAGMENTED_ND    redirectReason = 13
+	redirectReasonREASON_EXT_HEADERS      redirectReason = 14
+	redirectReasonREASON_ROGUE_RA         redirectReason = 15
+	redirectReasonREASON_ROGUE_REDIRECT   redirectReason = 16
+	redirectReasonREASON_ANSWER_FAILED    redirectReason = 17
+	redirectReasonREASON_NO_PEER          redirectReason = 18
+	redirectReasonREASON_ND_LINK_LOCAL    redirectReason = 19
+	redirectReasonREASON_DHCP_ANSWERED    redirectReason = 20
+	redirectReasonREASON_RA_ANSWERED      redirectReason = 21
+	redirectReasonREASON_DHCP6ANSWERED    redirectReason = 22
+	redirectReasonREASON_CONFIG_IGNORED   redirectReason = 23
+	redirectReasonREASON_ROGUE_DHCP       redirectReason = 24
+	redirectReasonREASON_INSIDE_ONLY      redirectReason = 25
+	redirectReasonREASON_INSIDE_ADDRESS   redirectReason = 26
+	redirectReasonREASON_UNTRANSLATABLE   redirectReason = 27
+	redirectReasonREASON_TRANSLATE_FAILED redirectReason = 28
+	redirectReasonREASON_MAX              redirectReason = 29
 )
 
 type redirectRedirect uint32
@@ -105,6 +119,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	redirectMapAnswerers     = "answerers"
 	redirectMapCounters      = "counters"
 	redirectMapEndpoints     = "endpoints"
 	redirectProgGuestIngress = "guest_ingress"
@@ -163,6 +178,7 @@ type redirectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type redirectMapSpecs struct {
+	Answerers *ebpf.MapSpec `ebpf:"answerers"`
 	Counters  *ebpf.MapSpec `ebpf:"counters"`
 	Endpoints *ebpf.MapSpec `ebpf:"endpoints"`
 }
@@ -193,12 +209,14 @@ func (o *redirectObjects) Close() error {
 //
 // It can be passed to loadRedirectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type redirectMaps struct {
+	Answerers *ebpf.Map `ebpf:"answerers"`
 	Counters  *ebpf.Map `ebpf:"counters"`
 	Endpoints *ebpf.Map `ebpf:"endpoints"`
 }
 
 func (m *redirectMaps) Close() error {
 	return _RedirectClose(
+		m.Answerers,
 		m.Counters,
 		m.Endpoints,
 	)

@@ -12,12 +12,12 @@ import (
 )
 
 // programMaps are the maps that are pinned beside the redirect programs.
-var programMaps = []string{redirectMapEndpoints, redirectMapCounters}
+var programMaps = []string{redirectMapEndpoints, redirectMapCounters, redirectMapAnswerers}
 
 // complete tells whether a version's directory has every pin.
 func complete(version string) bool {
 	for _, name := range []string{
-		redirectMapEndpoints, redirectMapCounters, redirectProgGuestIngress, redirectProgHostIngress, redirectProgPodIngress,
+		redirectMapEndpoints, redirectMapCounters, redirectMapAnswerers, redirectProgGuestIngress, redirectProgHostIngress, redirectProgPodIngress,
 	} {
 		if _, err := os.Lstat(filepath.Join(version, name)); err != nil {
 			return false

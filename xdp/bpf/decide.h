@@ -26,7 +26,8 @@ static __noinline enum reason decide(struct packet *p, const struct endpoint *ep
 
 	switch (p->eth.h_proto) {
 	case bpf_htons(ETH_P_IP):
-		return strict ? check_ipv4(p, ep) : REASON_TO_HOST;
+		/* Of an endpoint without either flag nothing is refused and nothing is asked. */
+		return ep->flags & (ENDPOINT_SPOOF_CHECK | ENDPOINT_ANSWERS) ? decide_ipv4(p, ep, strict) : REASON_TO_HOST;
 	case bpf_htons(ETH_P_ARP):
 		return decide_arp(p, ep, strict);
 	case bpf_htons(ETH_P_IPV6):

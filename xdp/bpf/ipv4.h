@@ -17,32 +17,46 @@
 #define DHCP_SERVER    67
 #define DHCP_CLIENT    68
 
-/* A client without an address speaks DHCP from 0.0.0.0 (RFC 2131, 4.1), in one piece. */
-static __always_inline enum reason check_ipv4_unspecified(const struct packet *p, const struct iphdr *ip)
+/*
+ * UDP that is not a later fragment: no guest is a DHCP server, and what asks one is for the answerer. A client without an
+ * address speaks from 0.0.0.0 (RFC 2131, 4.1), in one piece, and that is all that may be said from there.
+ */
+static __always_inline enum reason decide_udp4(struct packet *p, const struct iphdr *ip, bool strict)
 {
+	__u32 off = sizeof(p->eth) + ip->ihl * 4;
 	__be16 ports[2];
 
-	if (ip->protocol != IPPROTO_UDP || (ip->frag_off & bpf_htons(IPV4_FRAGMENT)))
+	if (packet_load(p, off, ports, sizeof(ports)))
+		return strict && ip->saddr == 0 ? REASON_TRUNCATED : REASON_TO_HOST;
+	if (ports[0] == bpf_htons(DHCP_SERVER) && ports[1] == bpf_htons(DHCP_CLIENT))
+		return REASON_ROGUE_DHCP;
+	if (strict && ip->saddr == 0 && (ports[0] != bpf_htons(DHCP_CLIENT) || ports[1] != bpf_htons(DHCP_SERVER)))
 		return REASON_SPOOF_IPV4;
-	if (packet_load(p, sizeof(p->eth) + ip->ihl * 4, ports, sizeof(ports)))
-		return REASON_TRUNCATED;
-	if (ports[0] != bpf_htons(DHCP_CLIENT) || ports[1] != bpf_htons(DHCP_SERVER))
-		return REASON_SPOOF_IPV4;
+	if (ports[1] == bpf_htons(DHCP_SERVER) && !(ip->frag_off & bpf_htons(IPV4_FRAGMENT))) {
+		p->question = QUESTION_DHCP;
+		p->question_off = off;
+	}
 	return REASON_TO_HOST;
 }
 
 /* The source stands in each fragment, and is checked in each. */
-static __always_inline enum reason check_ipv4(const struct packet *p, const struct endpoint *ep)
+static __always_inline enum reason decide_ipv4(struct packet *p, const struct endpoint *ep, bool strict)
 {
 	struct iphdr ip;
 
 	if (packet_load(p, sizeof(p->eth), &ip, sizeof(ip)))
-		return REASON_TRUNCATED;
+		return strict ? REASON_TRUNCATED : REASON_TO_HOST;
 	if (ip.version != 4 || ip.ihl < 5)
-		return REASON_MALFORMED;
-	if (ip.saddr == 0)
-		return check_ipv4_unspecified(p, &ip);
-	return guest_has_ipv4(ep, ip.saddr) ? REASON_TO_HOST : REASON_SPOOF_IPV4;
+		return strict ? REASON_MALFORMED : REASON_TO_HOST;
+	if (strict && ip.saddr == 0) {
+		if (ip.protocol != IPPROTO_UDP || (ip.frag_off & bpf_htons(IPV4_FRAGMENT)))
+			return REASON_SPOOF_IPV4;
+	} else if (strict && !guest_has_ipv4(ep, ip.saddr)) {
+		return REASON_SPOOF_IPV4;
+	}
+	if (ip.protocol != IPPROTO_UDP || (ip.frag_off & bpf_htons(IPV4_OFFSET)))
+		return REASON_TO_HOST;
+	return decide_udp4(p, &ip, strict);
 }
 
 static __always_inline enum reason decide_arp(struct packet *p, const struct endpoint *ep, bool strict)

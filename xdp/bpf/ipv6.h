@@ -21,6 +21,9 @@
 #define NEXTHDR_ICMP	 58
 #define NEXTHDR_DEST	 60
 
+#define DHCP6_SERVER 547
+#define DHCP6_CLIENT 546
+
 #define FRAGMENT_OFFSET 0xfff8 /* of the fragment header's third and fourth byte */
 
 #define MLD_REPORT	      131
@@ -203,6 +206,10 @@ static __always_inline enum reason decide_icmpv6(struct packet *p, const struct 
 			return r;
 		checked = true;
 	}
+	if (type == ND_ROUTER_SOLICIT && !u->fragment) {
+		p->question = QUESTION_RS;
+		p->question_off = u->off;
+	}
 	if (type == ND_NEIGHBOUR_SOLICIT && u->off == IPV6_HDR_END && solicits_gateway(p, ep, ip6))
 		return REASON_ND_ANSWERED;
 	/*
@@ -212,6 +219,22 @@ static __always_inline enum reason decide_icmpv6(struct packet *p, const struct 
 	 */
 	if (checked && ep->redirect != REDIRECT_EGRESS && ipv6_link_local((const struct ipv6_addr *)&ip6->saddr))
 		return REASON_ND_LINK_LOCAL;
+	return REASON_TO_HOST;
+}
+
+/* As decide_udp4(). DHCPv6 is spoken from link-local addresses, which anybody may have. */
+static __always_inline enum reason decide_udp6(struct packet *p, const struct upper *u)
+{
+	__be16 ports[2];
+
+	if (packet_load(p, u->off, ports, sizeof(ports)))
+		return REASON_TO_HOST;
+	if (ports[0] == bpf_htons(DHCP6_SERVER) && ports[1] == bpf_htons(DHCP6_CLIENT))
+		return REASON_ROGUE_DHCP;
+	if (ports[1] == bpf_htons(DHCP6_SERVER) && !u->fragment) {
+		p->question = QUESTION_DHCP6;
+		p->question_off = u->off;
+	}
 	return REASON_TO_HOST;
 }
 
@@ -243,6 +266,8 @@ static __always_inline enum reason decide_ipv6(struct packet *p, const struct en
 		return REASON_SPOOF_IPV6;
 	if (u.proto == NEXTHDR_ICMP && !u.later)
 		return decide_icmpv6(p, ep, &ip6, &u, type, strict);
+	if (u.proto == IPPROTO_UDP && !u.later && (ep->flags & (ENDPOINT_SPOOF_CHECK | ENDPOINT_ANSWERS)))
+		return decide_udp6(p, &u);
 	return REASON_TO_HOST;
 }
 

@@ -43,6 +43,8 @@ struct solicitation {
 
 struct packet {
 	struct __sk_buff *skb;
+	enum question question; /* and where its UDP or ICMPv6 header is */
+	__u32 question_off;
 	struct ethhdr eth;
 	union { /* filled where decide() asks for an answer */
 		struct arp_ipv4 arp;

@@ -28,6 +28,14 @@ struct {
 	__type(value, struct counts);
 } counters SEC(".maps");
 
+/* Filled by who loads the answerer, an object of its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, NR_ANSWERERS);
+	__type(key, __u32);
+	__type(value, __u32);
+} answerers SEC(".maps");
+
 static __always_inline struct endpoint *find_endpoint(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ifindex;
@@ -57,6 +65,22 @@ static __always_inline enum reason decide_and_answer(struct packet *p, const str
 	if (r == REASON_ND_ANSWERED)
 		return answer_nd(p, ep);
 	return r;
+}
+
+/* Does not come back where there is an answerer for a question that decide() found. */
+static __always_inline void ask_answerer(struct packet *p, const struct endpoint *ep, enum reason r)
+{
+	if (p->question == QUESTION_NONE || !(ep->flags & ENDPOINT_ANSWERS))
+		return;
+	if (r != REASON_TO_HOST && r != REASON_ND_LINK_LOCAL)
+		return;
+	p->skb->cb[0] = p->question;
+	p->skb->cb[1] = p->question_off;
+	p->skb->cb[2] = ep->counters;
+	bpf_tail_call(p->skb, &answerers, ANSWERER);
+	p->skb->cb[0] = QUESTION_NONE;
+	p->skb->cb[1] = 0;
+	p->skb->cb[2] = 0;
 }
 
 /*
@@ -90,6 +114,7 @@ int guest_ingress(struct __sk_buff *skb)
 	if (!ep)
 		return TC_ACT_UNSPEC;
 	r = decide_and_answer(&p, ep);
+	ask_answerer(&p, ep, r);
 	if (r == REASON_TO_HOST && !has_peer(ep))
 		r = REASON_NO_PEER;
 	count(ep, r, len);
@@ -131,6 +156,7 @@ int host_ingress(struct __sk_buff *skb)
 	if (!ep)
 		return TC_ACT_UNSPEC;
 	r = decide_and_answer(&p, ep);
+	ask_answerer(&p, ep, r);
 	count(ep, r, len);
 
 	switch (r) {

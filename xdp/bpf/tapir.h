@@ -46,8 +46,38 @@ enum reason {
 	/* Ends here: the host's side has no use for it (endpoints with ENDPOINT_SPOOF_CHECK, but for REDIRECT_EGRESS). */
 	REASON_ND_LINK_LOCAL, /* ND from a link-local address */
 
+	/* A question about the guest's configuration: the answerer's, see enum question. */
+	REASON_DHCP_ANSWERED,	/* DHCP for IPv4 */
+	REASON_RA_ANSWERED,	/* a Router Solicitation, with a Router Advertisement */
+	REASON_DHCP6_ANSWERED,	/* DHCPv6 */
+	REASON_CONFIG_IGNORED,	/* ends here: a question that the answerer must not answer */
+
+	/* Dropped: a guest is no server (endpoints with ENDPOINT_SPOOF_CHECK or ENDPOINT_ANSWERS). */
+	REASON_ROGUE_DHCP, /* DHCP or DHCPv6 from a server to a client */
+
+	/* Translated endpoints. */
+	REASON_INSIDE_ONLY,	 /* ends here: ARP or ND that speaks of the guest's inside addresses */
+	REASON_INSIDE_ADDRESS,	 /* dropped: from outside, from or to the guest's inside address */
+	REASON_UNTRANSLATABLE,	 /* dropped: no checksum could be kept right */
+	REASON_TRANSLATE_FAILED, /* dropped, a fault on tapir's side: the frame could not be rewritten */
+
 	REASON_MAX,
 };
+
+/*
+ * What a frame for the answerer asks. guest_ingress and host_ingress tail-call slot ANSWERER of map answerers with what
+ * they found in skb->cb: [0] the question, [1] where the UDP or ICMPv6 header is in the frame, [2] the endpoint's
+ * counters. The frame has passed the spoof check and is no fragment. Where no program is there it goes on as any other.
+ */
+enum question {
+	QUESTION_NONE = 0,
+	QUESTION_DHCP,	/* UDP to port 67 */
+	QUESTION_RS,	/* a Router Solicitation */
+	QUESTION_DHCP6, /* UDP to port 547 */
+};
+
+#define ANSWERER     0
+#define NR_ANSWERERS 1
 
 enum role {
 	ROLE_UNKNOWN = 0,
@@ -64,6 +94,9 @@ enum redirect {
 };
 
 #define ENDPOINT_SPOOF_CHECK (1 << 0)
+#define ENDPOINT_ANSWERS     (1 << 1) /* questions go to the answerer */
+#define ENDPOINT_TRANSLATE4  (1 << 2) /* ipv4[0] is outside4 outside */
+#define ENDPOINT_TRANSLATE6  (1 << 3) /* ipv6[0] is outside6 outside */
 
 struct ipv4_prefix {
 	__be32 addr; /* the host's address, not masked */
@@ -96,6 +129,8 @@ struct endpoint {
 	__be32 ipv4_gateways[TAPIR_MAX_GATEWAYS];
 	struct ipv6_prefix ipv6[TAPIR_MAX_ADDRESSES];
 	struct ipv6_addr ipv6_gateways[TAPIR_MAX_GATEWAYS];
+	__be32 outside4;
+	struct ipv6_addr outside6;
 };
 
 struct counter {
@@ -109,7 +144,7 @@ struct counts {
 };
 
 _Static_assert(sizeof(struct ipv6_prefix) == 32, "struct ipv6_prefix");
-_Static_assert(sizeof(struct endpoint) == 436, "struct endpoint");
+_Static_assert(sizeof(struct endpoint) == 456, "struct endpoint");
 _Static_assert(sizeof(struct counter) == 16, "struct counter");
 _Static_assert(sizeof(struct counts) == 16 * REASON_MAX, "struct counts");
 
