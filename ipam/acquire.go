@@ -150,6 +150,13 @@ func exhausted(tx *state.Tx, set RangeSet) error {
 	return e
 }
 
+// CheckRequested tells whether these addresses could be asked for, each with or without a prefix length: one of each set at most. The
+// error is a *[RequestError]. Whether they are free nobody knows before [Acquire].
+func CheckRequested(sets []RangeSet, addresses []string) error {
+	_, err := matchRequested(Request{Sets: sets, Addresses: addresses})
+	return err
+}
+
 // matchRequested finds the set of each requested address; the result is by the set's place.
 func matchRequested(req Request) (map[int]piece, error) {
 	matched := map[int]piece{}

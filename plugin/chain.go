@@ -64,7 +64,7 @@ func (c *Config) validateChained(fs *faults) {
 }
 
 // planForeign takes the addresses that were asked for: after another plugin they can only be the interface's.
-func (p *Plan) planForeign(cfg *Config, a Args, conv conventions, fs, argFaults *faults) {
+func (p *Plan) planForeign(cfg *Config, a Args, ch choices, conv conventions, fs, argFaults *faults) {
 	cfg.validateChained(fs)
 	wanted := func(list []string, path string, to *faults) {
 		for _, s := range list {
@@ -81,6 +81,9 @@ func (p *Plan) planForeign(cfg *Config, a Args, conv conventions, fs, argFaults 
 	}
 	wanted(conv.IPs, "args.cni.ips", fs)
 	wanted(cfg.RuntimeConfig.IPs, "runtimeConfig.ips", fs)
+	if len(p.wanted) == 0 {
+		wanted(ch.ips, annotationPath(choiceIP), fs)
+	}
 }
 
 // parseAddress reads an address with or without a prefix length.

@@ -58,6 +58,9 @@ type Config struct {
 	// Address management: tapir-ipam, in process, or any other IPAM plugin, which is executed and has keys of its own. Absent after another plugin.
 	IPAM json.RawMessage `json:"ipam"`
 
+	// What pods may choose by annotations with the prefix tapir.dev/: queues, mac, ip, profile, xdp (below). Any other annotation with the prefix, and one that is malformed, is refused.
+	PodAnnotations []string `json:"podAnnotations" default:"[]"`
+
 	// DNS of the guest, as in the CNI result.
 	DNS DNSConfig `json:"dns"`
 	// Capabilities that the runtime may fill in runtimeConfig: mac, ips, ipRanges, dns, bandwidth, io.kubernetes.cri.pod-annotations.

@@ -161,6 +161,36 @@ func typeName(e ast.Expr) string {
 	return fmt.Sprintf("%T", e)
 }
 
+// choiceDocs say what each annotation's value is and what it does.
+var choiceDocs = map[string]string{
+	choiceTAP:     `"true": a TAP, where "when" is "annotated". Needs no entry in the list.`,
+	choiceQueues:  "Queue pairs of the TAP, as the key `queues`.",
+	choiceMAC:     "MAC of the guest, as the key `mac`.",
+	choiceIP:      "One address, or two with a comma between: one of each set of `ipam.ranges` at most. Only with tapir-ipam, or after another plugin, which must have given them.",
+	choiceProfile: "Profile of the agent's tuner ([tuner.md](tuner.md)), whose own list says which ones pods may have.",
+	choiceXDP:     "`off`: no part in the shortcut; else as the key `xdp.mode`.",
+}
+
+func renderChoices(t *testing.T, b *strings.Builder) {
+	b.WriteString(`
+## Annotations of pods
+
+A pod chooses by annotations that the runtime passes by the capability ` + "`io.kubernetes.cri.pod-annotations`" + `, and only what ` + "`podAnnotations`" + ` names. An annotation with the prefix
+` + "`" + podPrefix + "`" + ` that is not in the list, not known, malformed, or without effect on the pod fails the ADD with code 7, all of them at once; kubelet shows the text as an event of
+the pod. DEL and GC do not read annotations. Limits come by the standard ` + "`kubernetes.io/ingress-bandwidth` and `kubernetes.io/egress-bandwidth`" + `, which the runtime turns into the
+capability ` + "`bandwidth`" + `.
+
+| annotation | in the list | value |
+| --- | --- | --- |
+`)
+	for _, name := range choosable {
+		if choiceDocs[name] == "" {
+			t.Errorf("annotation %q is not documented", name)
+		}
+		fmt.Fprintf(b, "| `%s` | `%s` | %s |\n", podPrefix+name, name, choiceDocs[name])
+	}
+}
+
 func renderConfigDoc(t *testing.T, structs map[string][]docField) string {
 	var b strings.Builder
 	b.WriteString(`<!-- Generated from plugin/config.go and ipam/config.go by "make generate"; do not edit. -->
@@ -170,7 +200,10 @@ An entry of the "plugins" list of a conflist. A whole one is in [deploy/conflist
 checked: unknown keys and wrong values are refused with code 7, all at once, each with its JSON path. DEL and GC read only
 ` + "`name`, `stateDir`, `danDir` and `ipam`" + `, so that a newer configuration can always be removed by an older tapir.
 
-CNI_ARGS: ` + "`" + strings.Join(argNames, "`, `") + "`" + `. They go before the configuration; the runtime's runtimeConfig goes before both.
+CNI_ARGS: ` + "`" + strings.Join(argNames, "`, `") + "`" + `.
+
+What is said in several places is taken from the first of these that says it: ` + "`runtimeConfig`, `args.cni`, CNI_ARGS, the pod's annotations, the configuration" + `.
+Addresses of the first three are asked for together.
 `)
 	for _, s := range sections {
 		fields, ok := structs[s.strct]
@@ -186,5 +219,6 @@ CNI_ARGS: ` + "`" + strings.Join(argNames, "`, `") + "`" + `. They go before the
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.key, f.typ, def, strings.ReplaceAll(f.text, "|", `\|`))
 		}
 	}
+	renderChoices(t, &b)
 	return b.String()
 }

@@ -22,14 +22,7 @@ import (
 )
 
 // tapAnnotation opts a pod in where "when" is "annotated".
-const tapAnnotation = "tapir.dev/tap"
-
-// profileAnnotation names the profile by which the agent's tuner shall tune the pod's TAP. Whether the pod may have it is said by the agent's
-// configuration; a name longer than any profile's is none.
-const profileAnnotation = "tapir.dev/profile"
-
-// maxProfileName is the length of a profile's name, in bytes.
-const maxProfileName = 63
+const tapAnnotation = podPrefix + choiceTAP
 
 // Plan is what an ADD will do, decided from the configuration and the CNI arguments alone. Addresses, ifindexes, the
 // MTU of the default route and the redirect method are filled in when the plan is carried out.
@@ -94,7 +87,7 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 		StateDir: cfg.StateDir, PodName: a.PodName, PodNamespace: a.PodNamespace,
 		Plain:  cfg.When == whenAnnotated && !cfg.optedIn(a) || cfg.scannedByKata(),
 		DANDir: cfg.DANDir,
-		Queues: cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, Profile: cfg.profile(), VMM: cfg.VMM,
+		Queues: cfg.Queues, Owner: cfg.Owner, Group: cfg.Group, TxQueue: cfg.TxQueueLen, NoNAPI: !cfg.NAPI, VMM: cfg.VMM,
 		MTU: cfg.MTU, DNS: cfg.dns(), Layout: cfg.Result, Redirect: cfg.Redirect,
 		SpoofCheck: cfg.SpoofCheck, Masquerade: cfg.IPMasq, NoMasq: cfg.NonMasqueradeCIDRs, stdin: args.StdinData,
 	}
@@ -112,28 +105,22 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 			fs.Add("prevResult", err.Error())
 		}
 	}
-	p.planTap(cfg, a, &fs, &argFaults)
+	ch := cfg.podChoices(&fs)
+	p.planChoices(cfg, ch, &fs)
+	p.planTap(cfg, a, ch, &fs, &argFaults)
 	p.planKata(cfg, a, &argFaults)
-	p.planShortcut(cfg)
+	p.planShortcut(cfg, ch)
 	p.planBandwidth(cfg, &fs)
-	p.planMAC(cfg, a, conv, &fs, &argFaults)
+	p.planMAC(cfg, a, ch, conv, &fs, &argFaults)
 	if p.Chained {
-		p.planForeign(cfg, a, conv, &fs, &argFaults)
+		p.planForeign(cfg, a, ch, conv, &fs, &argFaults)
 	} else {
-		p.planIPAM(cfg, a, conv, &fs)
+		p.planIPAM(cfg, a, ch, conv, &fs)
 	}
 	if len(fs) > 0 {
 		return nil, refuse(types.ErrInvalidNetworkConfig, append(fs, argFaults...))
 	}
 	return p, refuse(types.ErrInvalidEnvironmentVariables, argFaults)
-}
-
-// profile is the name that the pod's annotation gives.
-func (c *Config) profile() string {
-	if name := c.RuntimeConfig.PodAnnotations[profileAnnotation]; len(name) <= maxProfileName {
-		return name
-	}
-	return ""
 }
 
 // optedIn reports whether the pod asked for a TAP.
@@ -144,7 +131,10 @@ func (c *Config) optedIn(a Args) bool {
 	return c.RuntimeConfig.PodAnnotations[tapAnnotation] == "true"
 }
 
-func (p *Plan) planTap(cfg *Config, a Args, fs, argFaults *faults) {
+func (p *Plan) planTap(cfg *Config, a Args, ch choices, fs, argFaults *faults) {
+	if ch.queues != nil {
+		p.Queues = *ch.queues
+	}
 	if a.Queues != nil {
 		p.Queues = *a.Queues
 		checkQueues(argFaults, argPath("TAP_QUEUES"), cfg.VMM, p.Queues)
@@ -172,10 +162,10 @@ func (p *Plan) planTap(cfg *Config, a Args, fs, argFaults *faults) {
 	}
 }
 
-func (p *Plan) planMAC(cfg *Config, a Args, conv conventions, fs, argFaults *faults) {
+func (p *Plan) planMAC(cfg *Config, a Args, ch choices, conv conventions, fs, argFaults *faults) {
 	checkMAC(argFaults, argPath("MAC"), a.MAC)
 	checkMAC(fs, "args.cni.mac", conv.MAC)
-	given := cmp.Or(cfg.RuntimeConfig.MAC, conv.MAC, a.MAC, cfg.MAC)
+	given := cmp.Or(cfg.RuntimeConfig.MAC, conv.MAC, a.MAC, ch.mac, cfg.MAC)
 	if given == "" {
 		if !p.Chained { // then it is the interface's
 			p.MAC = derivedMAC(p.Key)
@@ -186,13 +176,13 @@ func (p *Plan) planMAC(cfg *Config, a Args, conv conventions, fs, argFaults *fau
 	if err != nil {
 		return // reported where it was given
 	}
-	if bytes.Equal(mac, xdp.GatewayMAC) {
+	if bytes.Equal(mac, xdp.GatewayMAC) && given != ch.mac {
 		fs.Add("mac", fmt.Sprintf("want a MAC that is not the gateway's, got %q", given))
 	}
 	p.MAC = mac
 }
 
-func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
+func (p *Plan) planIPAM(cfg *Config, a Args, ch choices, conv conventions, fs *faults) {
 	switch t := ipamTypeOf(cfg.IPAM); {
 	case !present(cfg.IPAM):
 		fs.Add("ipam", `is missing; want {"type": "tapir-ipam", "ranges": [[{"subnet": "10.9.0.0/24"}]]}`)
@@ -202,6 +192,9 @@ func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
 		return
 	case t != ipamType:
 		p.Delegate = t
+		if len(ch.ips) > 0 {
+			fs.Add(annotationPath(choiceIP), fmt.Sprintf("want none with IPAM plugin %q, which does not read it", t))
+		}
 		return
 	}
 	own, problems := ownIPAM(cfg.IPAM)
@@ -219,6 +212,7 @@ func (p *Plan) planIPAM(cfg *Config, a Args, conv conventions, fs *faults) {
 		p.IPAM.Addresses = strings.Split(a.IP, ",")
 	}
 	p.IPAM.Addresses = slices.Concat(p.IPAM.Addresses, conv.IPs, cfg.RuntimeConfig.IPs)
+	p.planChosenIPs(ch, fs)
 	for _, s := range set.Sets {
 		p.Subnets = append(p.Subnets, s.Subnets()...)
 	}

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -49,12 +50,13 @@ func (c *Config) shortcutUsable(bpffs string) error {
 	return s.Close()
 }
 
-// planShortcut takes the key "xdp". A pod without a TAP has no part in the shortcut.
-func (p *Plan) planShortcut(cfg *Config) {
-	if p.Plain || cfg.XDP.Mode == string(xdp.ModeOff) {
+// planShortcut takes the key "xdp" and the pod's own word. A pod without a TAP has no part in the shortcut.
+func (p *Plan) planShortcut(cfg *Config, ch choices) {
+	mode := cmp.Or(ch.xdp, xdp.Mode(cfg.XDP.Mode))
+	if p.Plain || mode == xdp.ModeOff {
 		return
 	}
-	p.XDP, p.Uplink = xdp.Mode(cfg.XDP.Mode), cfg.XDP.Uplink
+	p.XDP, p.Uplink = mode, cfg.XDP.Uplink
 }
 
 // openShortcut opens the shortcut where the plan wants it. In mode auto a kernel that lacks something is no error: why says what.

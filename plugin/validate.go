@@ -43,6 +43,7 @@ func (c *Config) validate() faults {
 	c.validateKata(&fs)
 	c.validateShortcut(&fs)
 	c.validateBandwidth(&fs)
+	c.validateChoosable(&fs)
 	if present(c.RuntimeConfig.PortMappings) {
 		fs.Add("runtimeConfig.portMappings", `is not tapir's; put the portmap plugin after tapir and give it the capability`)
 	}

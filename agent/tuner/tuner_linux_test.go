@@ -160,7 +160,7 @@ func TestAPodChoosesAmongWhatIsAllowed(t *testing.T) {
 	}}
 	pods := map[string]*pod{"": nil, "timely": nil, "secret": nil, OffProfile: nil}
 	for name := range pods {
-		p := add(t, fmt.Sprintf(`"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"tapir.dev/profile": %q}},`, name))
+		p := add(t, fmt.Sprintf(`"podAnnotations": ["profile"], "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"tapir.dev/profile": %q}},`, name))
 		p.vmm(1, true)
 		pods[name] = p
 	}
