@@ -155,3 +155,21 @@ func TestTinyBurstLetsFramesPass(t *testing.T) {
 		t.Errorf("a frame of %d bytes got no answer", uplinkMTU)
 	}
 }
+
+// Of the annotations kubernetes.io/ingress-bandwidth and egress-bandwidth containerd makes a rate, and the largest burst that fits 32
+// bits (internal/cri/server/sandbox_run.go, toCNIBandWidth); of a direction without an annotation zeroes. The slowest rate that
+// Kubernetes takes is 1 kbit/s.
+func TestBandwidthAsContainerdGivesIt(t *testing.T) {
+	n := newNode(t)
+	for i, b := range []object{
+		{"ingressRate": 10_000_000, "ingressBurst": math.MaxUint32, "egressRate": 0, "egressBurst": 0},
+		{"ingressRate": 0, "ingressBurst": 0, "egressRate": 1_000, "egressBurst": math.MaxUint32},
+		{"ingressRate": 1_000, "ingressBurst": math.MaxUint32, "egressRate": 1_000_000_000_000, "egressBurst": math.MaxUint32},
+	} {
+		p := n.pod("c"+itoa(i), conf(object{"capabilities": object{"bandwidth": true}, "runtimeConfig": object{"bandwidth": b}}))
+		g := boot(p, p.add())
+		p.works("CHECK", nil)
+		g.wantPing(nodeIP4, nodeIP6)
+		p.works("DEL", nil)
+	}
+}
