@@ -48,6 +48,8 @@ struct upper {
 	__u8 proto;
 	bool fragment; /* of a fragmented packet */
 	bool later;    /* not its first fragment: there is no upper header here */
+	bool auth;     /* behind an authentication header */
+	__u32 routing_off; /* of the last routing header; 0: none */
 };
 
 /* Steps over one extension header. Returns 1: done, at the upper header; 0: go on; -1: the frame ends. */
@@ -57,8 +59,10 @@ static __always_inline int skip_ext_header(const struct packet *p, struct upper 
 	__u8 head[2]; /* next header, length */
 
 	switch (u->proto) {
-	case NEXTHDR_HOP:
 	case NEXTHDR_ROUTING:
+		u->routing_off = u->off;
+		/* fallthrough */
+	case NEXTHDR_HOP:
 	case NEXTHDR_DEST:
 		if (packet_load(p, u->off, head, sizeof(head)))
 			return -1;
@@ -68,6 +72,7 @@ static __always_inline int skip_ext_header(const struct packet *p, struct upper 
 		if (packet_load(p, u->off, head, sizeof(head)))
 			return -1;
 		u->off += (head[1] + 2) * 4;
+		u->auth = true;
 		break;
 	case NEXTHDR_FRAGMENT:
 		if (packet_load(p, u->off, head, sizeof(head)) || packet_load(p, u->off, fragment, sizeof(fragment)))

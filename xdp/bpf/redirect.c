@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "answer.h"
+#include "translate.h"
 
 char LICENSE[] SEC("license") = "Apache-2.0";
 
@@ -97,6 +98,11 @@ static __always_inline int redirect(struct packet *p, const struct endpoint *ep)
 	return bpf_redirect_peer(ep->peer, 0);
 }
 
+static __always_inline bool translated(const struct endpoint *ep)
+{
+	return ep->flags & (ENDPOINT_TRANSLATE4 | ENDPOINT_TRANSLATE6);
+}
+
 static __always_inline bool has_peer(const struct endpoint *ep)
 {
 	return ep->peer != 0 && ep->redirect != REDIRECT_NONE;
@@ -117,6 +123,12 @@ int guest_ingress(struct __sk_buff *skb)
 	ask_answerer(&p, ep, r);
 	if (r == REASON_TO_HOST && !has_peer(ep))
 		r = REASON_NO_PEER;
+	if (r == REASON_TO_HOST && translated(ep)) {
+		enum reason not = to_outside(&p, ep);
+
+		if (not != REASON_UNKNOWN)
+			r = not;
+	}
 	count(ep, r, len);
 
 	switch (r) {
@@ -140,6 +152,13 @@ int pod_ingress(struct __sk_buff *skb)
 	if (!ep)
 		return TC_ACT_UNSPEC;
 	r = has_peer(ep) ? REASON_TO_GUEST : REASON_NO_PEER;
+	if (r == REASON_TO_GUEST && translated(ep)) {
+		struct packet p = { .skb = skb };
+		enum reason not = to_inside(&p, ep);
+
+		if (not != REASON_UNKNOWN)
+			r = not;
+	}
 	count(ep, r, skb->len);
 	return r == REASON_TO_GUEST ? bpf_redirect(ep->peer, 0) : TC_ACT_SHOT;
 }
