@@ -141,6 +141,14 @@ $(NODEEXPORTER): test/nodeexporter/go.mod test/nodeexporter/go.sum
 	CGO_ENABLED=0 go -C test/nodeexporter build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ tool
 	@touch $@
 
+# Kubernetes and containerd at the versions that test/k8s and test/containerd pin, for the cluster tests.
+KUBERNETES := bin/k8s
+.PHONY: k8s
+k8s: $(KUBERNETES)/k8s ## Build Kubernetes and containerd for the cluster tests, or take them from the cache
+$(KUBERNETES)/k8s: tools/kubernetes.sh $(wildcard test/k8s/* test/containerd/*)
+	tools/kubernetes.sh $(CURDIR)/$(KUBERNETES)
+	@touch $@
+
 # Linters and the test runner at the versions that tools/go.mod pins.
 $(TOOLS)/golangci-lint $(TOOLS)/gotestsum &: tools/go.mod tools/go.sum
 	@mkdir -p $(TOOLS)

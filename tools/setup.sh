@@ -5,6 +5,7 @@
 #   debianvm  what makes the disks of a whole Debian in a virtual machine; with vm
 #   dpdk      testpmd, where the machine has vhost-net of its own
 #   page      the browser that tests tapird's status page
+#   cluster   what the nodes of a test cluster run beside Kubernetes; with net
 #   generate  the compiler of the BPF programs
 # The package lists are fetched only when apt cannot find a package or its file.
 set -euo pipefail
@@ -17,9 +18,10 @@ for group in "$@"; do
 	debianvm) packages+=(debootstrap e2fsprogs kmod) ;;
 	dpdk) packages+=(dpdk-dev) ;;
 	page) packages+=(chromium) ;;
+	cluster) packages+=(runc conntrack) ;;
 	generate) packages+=(clang llvm libbpf-dev) ;;
 	*)
-		echo "tools/setup.sh: unknown group \"$group\"; want net, vm, debianvm, dpdk, page or generate" >&2
+		echo "tools/setup.sh: unknown group \"$group\"; want net, vm, debianvm, dpdk, page, cluster or generate" >&2
 		exit 2
 		;;
 	esac
