@@ -107,7 +107,7 @@ func countersOf(t testing.TB, p *Programs) map[Reason]Counter {
 // verdictOf is the verdict that each reason has in the role's program.
 func verdictOf(role Role, r Reason) int {
 	switch {
-	case r.Dropped(), r == ReasonNDLinkLocal:
+	case r.Dropped(), r == ReasonNDLinkLocal, r == ReasonInsideOnly:
 		return verdictDrop
 	case role == RoleHost && r == ReasonToHost, r == ReasonUnknown:
 		return verdictNext
