@@ -1,0 +1,54 @@
+package harness
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// A child with Pdeathsig dies with the thread that started it: this goroutine's thread lives as long as the process.
+var starts = func() chan func() {
+	c := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range c {
+			f()
+		}
+	}()
+	return c
+}()
+
+func startFromMain(cmd *exec.Cmd) error {
+	result := make(chan error)
+	starts <- func() { result <- cmd.Start() }
+	return <-result
+}
+
+// Dial connects from the control plane's netns, which stands for a machine beside the nodes.
+func (c *Cluster) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return dialIn(ctx, "/run/netns/"+c.netns, network, address)
+}
+
+func dialIn(ctx context.Context, netns, network, address string) (conn net.Conn, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var ns *os.File
+		if ns, err = os.Open(netns); err != nil {
+			return
+		}
+		defer ns.Close()
+		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return
+		}
+		// FallbackDelay < 0: a second attempt would be another goroutine's, in another netns.
+		conn, err = (&net.Dialer{FallbackDelay: -1}).DialContext(ctx, network, address)
+	}()
+	<-done
+	return conn, err
+}
