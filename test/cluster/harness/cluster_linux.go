@@ -115,6 +115,7 @@ func (c *Cluster) Down() error {
 	if _, err := os.Stat("/run/netns/" + c.netns); err == nil {
 		errs = append(errs, command("ip", "netns", "del", c.netns))
 	}
+	_ = unix.Unmount("/run/netns", 0) // ip(8) mounts it; it stays where somebody has other namespaces there
 	// Never through a hierarchy that is still mounted.
 	if err := c.unmountCgroups(); err != nil {
 		return errors.Join(append(errs, err)...)
@@ -272,4 +273,18 @@ func command(args ...string) error {
 		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return nil
+}
+
+// Kubectl runs kubectl as the administrator, with stdin, and gives what it wrote.
+func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	all := append([]string{"--net=/run/netns/" + c.netns, filepath.Join(c.o.Bin, "kubectl"), "--kubeconfig=" + c.Kubeconfig()}, args...)
+	cmd := exec.CommandContext(ctx, "nsenter", all...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return string(out), nil
 }

@@ -1,0 +1,107 @@
+// Command probe is the pods of the cluster tests: it serves HTTP and says who asked, asks others, and becomes a program of the node's.
+//
+//	probe serve              on port 8080 of every address: the pod's name, the peer's address, the answering address
+//	probe get URL            print what it answers
+//	probe sum URL            read it all and print length and SHA-256
+//	probe chroot DIR PROGRAM [ARG…]
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return errors.New("want serve, get, sum or chroot")
+	}
+	switch {
+	case args[0] == "serve":
+		return serve()
+	case args[0] == "get" && len(args) == 2:
+		return get(args[1], os.Stdout)
+	case args[0] == "sum" && len(args) == 2:
+		h := sha256.New()
+		n := new(counter)
+		if err := get(args[1], io.MultiWriter(h, n)); err != nil {
+			return err
+		}
+		fmt.Printf("%d %x\n", *n, h.Sum(nil))
+		return nil
+	case args[0] == "chroot" && len(args) > 2:
+		if err := errors.Join(unix.Chroot(args[1]), unix.Chdir("/")); err != nil {
+			return err
+		}
+		return unix.Exec(args[2], args[2:], os.Environ())
+	}
+	return fmt.Errorf("want serve, get URL, sum URL or chroot DIR PROGRAM, got %q", args)
+}
+
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}
+
+func get(url string, w io.Writer) error {
+	c := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext}}
+	r, err := c.Get(url)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, r.Status)
+	}
+	_, err = io.Copy(w, r.Body)
+	return err
+}
+
+// serve answers until SIGTERM. /bytes?n=N gives N bytes that are the same each time.
+func serve() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		fmt.Fprintf(w, "host=%s from=%s at=%s\n", name, r.RemoteAddr, local)
+	})
+	mux.HandleFunc("/bytes", func(w http.ResponseWriter, r *http.Request) {
+		n, err := strconv.ParseInt(r.URL.Query().Get("n"), 10, 64)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		_, _ = io.CopyN(w, rand.NewChaCha8([32]byte{1}), n) // the client sees what is missing
+	})
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	s := &http.Server{Addr: ":8080", Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	if err := s.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
