@@ -52,7 +52,7 @@ func (s *Shortcut) flagPods(v shortcutAttachment) error {
 			continue
 		}
 		if err == nil {
-			err = pods.Update(mapped(a), v.pod(), ebpf.UpdateExist)
+			err = pods.Update(mapped(a), v.pod(a), ebpf.UpdateExist)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("flag address %s: %w", a, err))

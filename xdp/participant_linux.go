@@ -14,6 +14,8 @@ const (
 	flagShortcutSpoofCheck = 1 << 0
 	flagNoShortcut         = 1 << 1
 	flagUplink             = 1 << 2
+	flagShortcutTranslate4 = 1 << 3
+	flagShortcutTranslate6 = 1 << 4
 )
 
 // Participant is an attachment that takes part in the shortcut.
@@ -25,8 +27,13 @@ type Participant struct {
 
 	MAC        net.HardwareAddr // the guest's
 	GatewayMAC net.HardwareAddr // nil: [GatewayMAC]
-	Addresses  []netip.Prefix   // the guest's; at most MaxAddresses in each family
-	MTU        int              // of the TAP
+	Addresses  []netip.Prefix   // the pod's; at most MaxAddresses in each family
+
+	// Inside are the addresses that the guest has in place of the pod's: at most one in each family, in which Addresses
+	// then has exactly one. See [Endpoint.Outside].
+	Inside []netip.Addr
+
+	MTU        int // of the TAP
 	SpoofCheck bool
 	NoShortcut bool
 	Counters   uint32 // key of its counters: the TAP's ifindex
@@ -61,7 +68,32 @@ func (p Participant) encode() (shortcutAttachment, error) {
 			return v, err
 		}
 	}
+	for _, a := range p.Inside {
+		if err := v.addInside(a); err != nil {
+			return v, err
+		}
+	}
 	return v, nil
+}
+
+// addInside comes after all addresses of the pod.
+func (v *shortcutAttachment) addInside(a netip.Addr) error {
+	if !a.IsValid() || a.IsUnspecified() || a.Is4In6() || a.Zone() != "" {
+		return fmt.Errorf("inside address %q: want a host address", a)
+	}
+	flag, count, to := uint32(flagShortcutTranslate4), v.NrIpv4, &v.Inside4
+	if a.Is6() {
+		flag, count, to = flagShortcutTranslate6, v.NrIpv6, &v.Inside6
+	}
+	if v.Flags&flag != 0 {
+		return fmt.Errorf("inside address %s: %w", a, &LimitError{1, "of its family"})
+	}
+	if count != 1 {
+		return fmt.Errorf("inside address %s: want one address of its family outside, got %d", a, count)
+	}
+	v.Flags |= flag
+	*to = mapped(a)
+	return nil
 }
 
 func (v *shortcutAttachment) addAddress(a netip.Addr) error {
@@ -104,11 +136,27 @@ func (v shortcutAttachment) decode() Participant {
 	for _, a := range v.addresses() {
 		p.Addresses = append(p.Addresses, netip.PrefixFrom(a, a.BitLen()))
 	}
+	if v.Flags&flagShortcutTranslate4 != 0 {
+		p.Inside = append(p.Inside, netip.AddrFrom16(bytes16(v.Inside4.Word)).Unmap())
+	}
+	if v.Flags&flagShortcutTranslate6 != 0 {
+		p.Inside = append(p.Inside, netip.AddrFrom16(bytes16(v.Inside6.Word)))
+	}
 	return p
 }
 
-func (v shortcutAttachment) pod() shortcutPod {
-	return shortcutPod{Tap: v.Tap, Host: v.Host, Mtu: v.Mtu, Flags: v.Flags & flagNoShortcut, GuestMac: v.GuestMac, GatewayMac: v.GatewayMac}
+// pod is the entry of one of the pod's addresses.
+func (v shortcutAttachment) pod(a netip.Addr) shortcutPod {
+	p := shortcutPod{Tap: v.Tap, Host: v.Host, Mtu: v.Mtu, Flags: v.Flags & flagNoShortcut, GuestMac: v.GuestMac, GatewayMac: v.GatewayMac}
+	flag, inside := uint32(flagShortcutTranslate4), v.Inside4
+	if a.Is6() {
+		flag, inside = flagShortcutTranslate6, v.Inside6
+	}
+	if v.Flags&flag != 0 {
+		p.Flags |= flag
+		p.Inside = inside
+	}
+	return p
 }
 
 // mapped is the key of an address in the maps: an IPv4 address is ::ffff:a.b.c.d.

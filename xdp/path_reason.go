@@ -73,6 +73,7 @@ var pathNames = [shortcutPathReasonPATH_MAX]string{
 	shortcutPathReasonPATH_PASS_TTL:           "pass_ttl",
 	shortcutPathReasonPATH_PASS_LENGTH:        "pass_length",
 	shortcutPathReasonPATH_PASS_CHECKSUM:      "pass_checksum",
+	shortcutPathReasonPATH_PASS_TRANSLATED:    "pass_translated",
 	shortcutPathReasonPATH_PASS_NO_TARGET:     "pass_no_target",
 	shortcutPathReasonPATH_PASS_NO_DEVICE:     "pass_no_device",
 	shortcutPathReasonPATH_PASS_NO_NEXT_HOP:   "pass_no_next_hop",

@@ -28,6 +28,8 @@ type shortcutAttachment struct {
 	Pad        [2]uint8
 	Ipv4       [8]uint32
 	Ipv6       [8]shortcutIpv6Addr
+	Inside4    shortcutIpv6Addr
+	Inside6    shortcutIpv6Addr
 }
 
 type shortcutBpfDevmapVal struct {
@@ -127,19 +129,20 @@ const (
 	shortcutPathReasonPATH_PASS_TTL           shortcutPathReason = 14
 	shortcutPathReasonPATH_PASS_LENGTH        shortcutPathReason = 15
 	shortcutPathReasonPATH_PASS_CHECKSUM      shortcutPathReason = 16
-	shortcutPathReasonPATH_PASS_NO_TARGET     shortcutPathReason = 17
-	shortcutPathReasonPATH_PASS_NO_DEVICE     shortcutPathReason = 18
-	shortcutPathReasonPATH_PASS_NO_NEXT_HOP   shortcutPathReason = 19
-	shortcutPathReasonPATH_PASS_MTU           shortcutPathReason = 20
-	shortcutPathReasonPATH_PASS_FLAGGED       shortcutPathReason = 21
-	shortcutPathReasonPATH_PASS_CONNTRACK     shortcutPathReason = 22
-	shortcutPathReasonPATH_PASS_NO_REQUEST    shortcutPathReason = 23
-	shortcutPathReasonPATH_PASS_LOOKUP_FAILED shortcutPathReason = 24
-	shortcutPathReasonPATH_DROP_SPOOF_MAC     shortcutPathReason = 25
-	shortcutPathReasonPATH_DROP_SPOOF_IPV4    shortcutPathReason = 26
-	shortcutPathReasonPATH_DROP_SPOOF_IPV6    shortcutPathReason = 27
-	shortcutPathReasonPATH_DROP_ABORTED       shortcutPathReason = 28
-	shortcutPathReasonPATH_MAX                shortcutPathReason = 29
+	shortcutPathReasonPATH_PASS_TRANSLATED    shortcutPathReason = 17
+	shortcutPathReasonPATH_PASS_NO_TARGET     shortcutPathReason = 18
+	shortcutPathReasonPATH_PASS_NO_DEVICE     shortcutPathReason = 19
+	shortcutPathReasonPATH_PASS_NO_NEXT_HOP   shortcutPathReason = 20
+	shortcutPathReasonPATH_PASS_MTU           shortcutPathReason = 21
+	shortcutPathReasonPATH_PASS_FLAGGED       shortcutPathReason = 22
+	shortcutPathReasonPATH_PASS_CONNTRACK     shortcutPathReason = 23
+	shortcutPathReasonPATH_PASS_NO_REQUEST    shortcutPathReason = 24
+	shortcutPathReasonPATH_PASS_LOOKUP_FAILED shortcutPathReason = 25
+	shortcutPathReasonPATH_DROP_SPOOF_MAC     shortcutPathReason = 26
+	shortcutPathReasonPATH_DROP_SPOOF_IPV4    shortcutPathReason = 27
+	shortcutPathReasonPATH_DROP_SPOOF_IPV6    shortcutPathReason = 28
+	shortcutPathReasonPATH_DROP_ABORTED       shortcutPathReason = 29
+	shortcutPathReasonPATH_MAX                shortcutPathReason = 30
 )
 
 type shortcutPod struct {
@@ -150,6 +153,7 @@ type shortcutPod struct {
 	Flags      uint32
 	GuestMac   [6]uint8
 	GatewayMac [6]uint8
+	Inside     shortcutIpv6Addr
 }
 
 type shortcutRoute struct {
@@ -171,7 +175,7 @@ type shortcutRouteKey struct {
 type shortcutShortcutLayout uint32
 
 const (
-	shortcutShortcutLayoutSHORTCUT_LAYOUT shortcutShortcutLayout = 1
+	shortcutShortcutLayoutSHORTCUT_LAYOUT shortcutShortcutLayout = 2
 )
 
 type shortcutShortcutSettings struct {

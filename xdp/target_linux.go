@@ -60,7 +60,7 @@ func (s *Shortcut) putPods(v shortcutAttachment) error {
 		return err
 	}
 	for _, a := range v.addresses() {
-		if err := pods.Put(mapped(a), v.pod()); err != nil {
+		if err := pods.Put(mapped(a), v.pod(a)); err != nil {
 			return fmt.Errorf("publish address %s: %w", a, err)
 		}
 	}

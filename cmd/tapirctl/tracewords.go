@@ -24,6 +24,7 @@ var meanings = map[string]string{
 	"pass_ttl":           "its TTL or hop limit ends here: the node answers",
 	"pass_length":        "its lengths contradict each other",
 	"pass_checksum":      "a partial checksum that this run cannot complete",
+	"pass_translated":    "an ICMP error of or to a guest with a fixed identity, whose quote tc translates",
 	"pass_no_target":     "neither a guest that takes part nor a route",
 	"pass_no_device":     "the target's device is gone",
 	"pass_no_next_hop":   "the route's next hop is not usable now",

@@ -11,7 +11,7 @@
 #include "tapir.h"
 
 enum shortcut_layout {
-	SHORTCUT_LAYOUT = 1,
+	SHORTCUT_LAYOUT = 2,
 };
 
 #define SHORTCUT_MAX_ATTACHMENTS (1 << 16) /* map entries; a participant takes two */
@@ -54,6 +54,7 @@ enum path_reason {
 	PATH_PASS_TTL,	       /* TTL or hop limit ends here */
 	PATH_PASS_LENGTH,      /* lengths contradict each other, or the frame ends inside a header */
 	PATH_PASS_CHECKSUM,    /* a partial checksum that this run cannot complete */
+	PATH_PASS_TRANSLATED,  /* an ICMP error of or to a guest with a fixed identity: tc translates its quote */
 
 	/* Passed, since there is no short way. */
 	PATH_PASS_NO_TARGET,	/* neither a participating guest nor a route */
@@ -90,6 +91,8 @@ enum path_hook {
 #define ATTACHMENT_SPOOF_CHECK (1 << 0)
 #define ATTACHMENT_NO_SHORTCUT (1 << 1)
 #define ATTACHMENT_UPLINK      (1 << 2)
+#define ATTACHMENT_TRANSLATE4  (1 << 3) /* the guest has inside4 for ipv4[0] */
+#define ATTACHMENT_TRANSLATE6  (1 << 4) /* the guest has inside6 for ipv6[0] */
 
 /*
  * The value of map attachments: by the ifindex of a participant's TAP and of its host end, twice the same; and by an
@@ -109,6 +112,8 @@ struct attachment {
 	__u8 pad[2];
 	__be32 ipv4[TAPIR_MAX_ADDRESSES];
 	struct ipv6_addr ipv6[TAPIR_MAX_ADDRESSES];
+	struct ipv6_addr inside4; /* as in the keys */
+	struct ipv6_addr inside6;
 };
 
 /* The value of map pods, by address: where its guest is. An IPv4 address is ::ffff:a.b.c.d in all keys. */
@@ -116,9 +121,10 @@ struct pod {
 	__u32 tap; /* key in map devices. First in all layouts: whose an entry is */
 	__u32 host;
 	__u32 mtu;
-	__u32 flags; /* ATTACHMENT_NO_SHORTCUT */
+	__u32 flags; /* ATTACHMENT_NO_SHORTCUT, ATTACHMENT_TRANSLATE* of the key's family */
 	__u8 guest_mac[6];
 	__u8 gateway_mac[6];
+	struct ipv6_addr inside; /* what the guest has for the key, where it is translated */
 };
 
 /* The key of map routes. */
@@ -212,8 +218,8 @@ struct path_counts {
 };
 
 _Static_assert(PATH_MAX <= PATH_SLOTS, "enum path_reason");
-_Static_assert(sizeof(struct attachment) == 200, "struct attachment");
-_Static_assert(sizeof(struct pod) == 28, "struct pod");
+_Static_assert(sizeof(struct attachment) == 232, "struct attachment");
+_Static_assert(sizeof(struct pod) == 44, "struct pod");
 _Static_assert(sizeof(struct route) == 40, "struct route");
 _Static_assert(sizeof(struct flow_key) == 40, "struct flow_key");
 _Static_assert(sizeof(struct flow4_key) == 16, "struct flow4_key");

@@ -39,6 +39,8 @@ static __always_inline __u16 pseudo_sum(const struct frame *f)
 	} else {
 		sum = (__u64)f->key.source.word[3] + f->key.dest.word[3];
 	}
+	/* The frame's own source, where the key has another: less the difference. */
+	sum += f->translated ? (__u16)~f->source_diff : 0;
 	return sum_fold(sum + bpf_htonl(f->l4_len) + bpf_htonl(f->key.proto));
 }
 
@@ -122,19 +124,40 @@ __noinline int sum_bytes(struct xdp_md *ctx, __u32 off, __u32 len)
 	return sum_fold(sum);
 }
 
-/* Completes a partial checksum; as skb_checksum_help() does, 0 becomes 0xffff where a pseudo header goes with it. */
-static __always_inline bool complete_checksum(struct xdp_md *ctx, const struct frame *f, __be16 *to)
+/* Does the checksum cover the addresses? */
+static __always_inline bool has_pseudo_header(const struct frame *f)
+{
+	return f->ipv6 || f->key.proto != IPPROTO_ICMP;
+}
+
+/*
+ * Completes a partial checksum, of addresses that differ by diff from the frame's; as skb_checksum_help() does, 0 becomes
+ * 0xffff where a pseudo header goes with it.
+ */
+static __always_inline bool complete_checksum(struct xdp_md *ctx, const struct frame *f, __u32 diff, __be16 *to)
 {
 	int sum = sum_bytes(ctx, f->l4_off, f->l4_len);
 	__u16 check;
 
 	if (sum < 0)
 		return false;
-	check = ~sum;
-	if (check == 0 && (f->ipv6 || f->key.proto != IPPROTO_ICMP))
+	check = ~sum_fold((__u64)(__u32)sum + diff);
+	if (check == 0 && has_pseudo_header(f))
 		check = 0xffff;
 	*to = check;
 	return true;
+}
+
+/* A complete checksum, for addresses that differ by diff. RFC 1624, eqn. 3; a zero of UDP means none, and stays. */
+static __always_inline __be16 translated_checksum(const struct frame *f, __be16 check, __u32 diff)
+{
+	__u16 new = ~sum_fold((__u64)(__u16)~check + diff);
+
+	if (f->key.proto != IPPROTO_UDP)
+		return new;
+	if (check == 0)
+		return 0;
+	return new == 0 ? 0xffff : new;
 }
 
 #endif

@@ -17,8 +17,11 @@ struct way {
 	__u32 host;	   /* ifindex of the target's host end */
 	enum verdict verdict;
 	bool asked;	   /* conntrack was */
-	bool complete;	   /* new_check is to be written */
+	bool complete;	   /* a partial checksum was completed */
+	bool write_check;  /* new_check is to be written */
 	__be16 new_check;
+	const struct ipv6_addr *inside; /* the target's address, where it is translated in XDP */
+	__u32 diff;	   /* of sums, from the frame's addresses to those that it leaves with; IPv6 and IPv4 */
 };
 
 /* The L3 length that must fit: of a GSO frame, that of one segment. */
@@ -39,6 +42,14 @@ static __always_inline enum path_reason to_guest(struct way *w, const struct att
 	w->host = pod->host;
 	w->dst_mac = pod->guest_mac;
 	w->src_mac = pod->gateway_mac;
+	if (hook != HOOK_HOST_TC && (pod->flags & (ATTACHMENT_TRANSLATE4 | ATTACHMENT_TRANSLATE6))) {
+		if (w->f.error)
+			return PATH_PASS_TRANSLATED;
+		/* From the address that the guest itself has: pod_ingress drops it. */
+		if (same_ipv6(&w->f.key.source, &pod->inside))
+			return PATH_PASS_SOURCE;
+		w->inside = &pod->inside;
+	}
 	if (packet_len(&w->f) > pod->mtu)
 		return PATH_PASS_MTU;
 	/*
@@ -135,14 +146,25 @@ static __always_inline enum path_reason see_run(struct xdp_md *ctx, enum runs ru
 static __always_inline enum path_reason see_checksum(struct xdp_md *ctx, struct way *w, bool generic)
 {
 	__be16 *check = checksum_at(&w->f);
+	__u32 diff = 0;
 
 	if (!check)
 		return PATH_PASS_LENGTH;
-	if (!checksum_partial(&w->f, *check))
+	if (w->f.translated || w->inside) {
+		w->diff = w->f.source_diff + (w->inside ? address_diff(&w->f.key.dest, w->inside) : 0);
+		diff = has_pseudo_header(&w->f) ? w->diff : 0;
+	}
+	if (!checksum_partial(&w->f, *check)) {
+		if (diff) {
+			w->new_check = translated_checksum(&w->f, *check, diff);
+			w->write_check = true;
+		}
 		return PATH_UNKNOWN;
-	if (generic || !complete_checksum(ctx, &w->f, &w->new_check))
+	}
+	if (generic || !complete_checksum(ctx, &w->f, diff, &w->new_check))
 		return PATH_PASS_CHECKSUM;
 	w->complete = true;
+	w->write_check = true;
 	return PATH_UNKNOWN;
 }
 
@@ -157,6 +179,8 @@ static __always_inline enum path_reason decide(void *ctx, struct way *w, const s
 	if (r != PATH_UNKNOWN)
 		return r;
 	if (w->f.error) {
+		if (w->f.translated)
+			return PATH_PASS_TRANSLATED;
 		r = error_may(ctx, hook, &w->f, nsid, &w->asked);
 		if (r != PATH_UNKNOWN)
 			return r;
@@ -187,7 +211,7 @@ static __always_inline bool rewrite(const struct way *w)
 	struct ethhdr *eth = data;
 	__be16 *check = (void *)0;
 
-	if (w->complete) {
+	if (w->write_check) {
 		check = checksum_at(&w->f);
 		if (!check)
 			return false;
@@ -198,6 +222,10 @@ static __always_inline bool rewrite(const struct way *w)
 		if ((void *)(ip6 + 1) > data_end)
 			return false;
 		ip6->hop_limit--;
+		if (w->f.translated)
+			__builtin_memcpy(&ip6->saddr, &w->f.key.source, sizeof(ip6->saddr));
+		if (w->inside)
+			__builtin_memcpy(&ip6->daddr, w->inside, sizeof(ip6->daddr));
 	} else {
 		struct iphdr *ip = data + ETH_HLEN;
 		__u32 sum;
@@ -208,6 +236,12 @@ static __always_inline bool rewrite(const struct way *w)
 		sum = ip->check + bpf_htons(0x0100);
 		ip->check = sum + (sum >= 0xffff);
 		ip->ttl--;
+		if (w->f.translated)
+			ip->saddr = w->f.key.source.word[3];
+		if (w->inside)
+			ip->daddr = w->inside->word[3];
+		if (w->diff)
+			ip->check = ~sum_fold((__u64)(__u16)~ip->check + w->diff);
 	}
 	copy_mac(eth->h_dest, w->dst_mac);
 	copy_mac(eth->h_source, w->src_mac);

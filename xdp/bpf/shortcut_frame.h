@@ -78,7 +78,9 @@ struct frame {
 	__u32 l4_off;	   /* IPV4_L4_OFF or IPV6_L4_OFF */
 	__u32 l4_len;	   /* as the IP header says; the frame is not shorter */
 	__u32 headers_len; /* of IP and transport */
-	struct flow_key key;
+	struct flow_key key; /* of addresses outside */
+	bool translated;     /* the frame has another source than the key */
+	__u32 source_diff;   /* of sums, from the frame's source to the key's */
 };
 
 static __always_inline bool tunnel_port(const struct shortcut_settings *s, __be16 port)
@@ -194,6 +196,35 @@ static __always_inline enum path_reason parse_icmp(struct frame *f, void *l4, __
 	return PATH_UNKNOWN;
 }
 
+/* The guest speaks from its inside address: the key has the pod's. */
+static __always_inline enum path_reason from_inside(struct frame *f, const struct ipv6_addr *inside,
+						    const struct ipv6_addr *outside)
+{
+	f->translated = true;
+	f->source_diff = address_diff(inside, outside);
+	f->key.source = *outside;
+	return PATH_UNKNOWN;
+}
+
+static __always_inline enum path_reason check_inside_ipv4(struct frame *f, const struct attachment *a, __be32 source)
+{
+	struct ipv6_addr outside;
+
+	if (source == a->inside4.word[3]) {
+		map_ipv4(&outside, a->ipv4[0]);
+		return from_inside(f, &a->inside4, &outside);
+	}
+	return (a->flags & ATTACHMENT_SPOOF_CHECK) && source != 0 ? PATH_DROP_SPOOF_IPV4 : PATH_PASS_SOURCE;
+}
+
+static __always_inline enum path_reason check_inside_ipv6(struct frame *f, const struct attachment *a)
+{
+	if (same_ipv6(&f->key.source, &a->inside6))
+		return from_inside(f, &a->inside6, &a->ipv6[0]);
+	return (a->flags & ATTACHMENT_SPOOF_CHECK) && !maybe_own_ipv6(&f->key.source) ? PATH_DROP_SPOOF_IPV6 :
+										       PATH_PASS_SOURCE;
+}
+
 /* Returns PATH_UNKNOWN for a plain packet of the guest's. */
 static __always_inline enum path_reason parse_ipv4(struct frame *f, const struct attachment *a,
 						   const struct shortcut_settings *s, enum path_hook hook)
@@ -207,7 +238,10 @@ static __always_inline enum path_reason parse_ipv4(struct frame *f, const struct
 	map_ipv4(&f->key.source, ip->saddr);
 	map_ipv4(&f->key.dest, ip->daddr);
 	f->key.proto = ip->protocol;
-	r = check_source_ipv4(a, ip->saddr, hook);
+	if (hook == HOOK_TAP_XDP && (a->flags & ATTACHMENT_TRANSLATE4))
+		r = check_inside_ipv4(f, a, ip->saddr);
+	else
+		r = check_source_ipv4(a, ip->saddr, hook);
 	if (r != PATH_UNKNOWN)
 		return r;
 	if (!same_mac(((struct ethhdr *)f->data)->h_dest, a->gateway_mac))
@@ -253,7 +287,10 @@ static __always_inline enum path_reason parse_ipv6(struct frame *f, const struct
 	__builtin_memcpy(&f->key.source, &ip6->saddr, sizeof(f->key.source));
 	__builtin_memcpy(&f->key.dest, &ip6->daddr, sizeof(f->key.dest));
 	f->key.proto = ip6->nexthdr;
-	r = check_source_ipv6(a, &f->key.source, hook);
+	if (hook == HOOK_TAP_XDP && (a->flags & ATTACHMENT_TRANSLATE6))
+		r = check_inside_ipv6(f, a);
+	else
+		r = check_source_ipv6(a, &f->key.source, hook);
 	if (r != PATH_UNKNOWN)
 		return r;
 	if (!same_mac(((struct ethhdr *)f->data)->h_dest, a->gateway_mac))
