@@ -25,6 +25,7 @@ type node struct {
 	s      *Shortcut
 	method Method
 	guests []*guest
+	clones bool // guests to come have a fixed identity inside
 }
 
 // guest is one attachment; the test reads and writes its TAP.
@@ -81,6 +82,9 @@ func (nd *node) addGuest(i int, mode Mode) *guest {
 		mac: net.HardwareAddr{0x02, 0xbb, 0, 0, 0, byte(10 + i)},
 		v4:  netip.AddrFrom4([4]byte{10, 9, 0, byte(10 + i)}), v6: netip.MustParseAddr(fmt.Sprintf("2001:db8:9::%x", 10+i)),
 	}
+	if nd.clones {
+		g.mac = guestMAC
+	}
 	nd.guests = append(nd.guests, g)
 	testnode.In(nd.t, g.ns, func() {
 		// So that only the tests' frames are on the way.
@@ -97,6 +101,9 @@ func (nd *node) addGuest(i int, mode Mode) *guest {
 	g.part = Participant{
 		TAP: g.tapIdx, Host: g.hostIdx, HostNSID: nsid, MAC: g.mac, MTU: 1500, SpoofCheck: true, Counters: g.tapIdx,
 		Addresses: []netip.Prefix{netip.PrefixFrom(g.v4, 24), netip.PrefixFrom(g.v6, 64)},
+	}
+	if nd.clones {
+		g.part.Inside = []netip.Addr{inside4.Addr(), inside6.Addr()}
 	}
 	if mode != ModeOff {
 		g.join(mode)
@@ -144,10 +151,12 @@ func (g *guest) attachDefault() {
 		GuestMAC: g.mac, GatewayMAC: GatewayMAC,
 		Addresses: []netip.Prefix{netip.PrefixFrom(g.v4, 24), netip.PrefixFrom(g.v6, 64)}, Gateways: []netip.Addr{gateway4, gateway6},
 	}
-	g.must(g.progs.Reserve(map[uint32]Endpoint{
-		g.tapIdx: ep,
-		g.podIdx: {Role: RolePod, Peer: g.tapIdx, Redirect: RedirectEgress, Counters: g.tapIdx},
-	}))
+	pod := Endpoint{Role: RolePod, Peer: g.tapIdx, Redirect: RedirectEgress, Counters: g.tapIdx}
+	if g.clones {
+		ep.Addresses, ep.Gateways, ep.Outside = []netip.Prefix{inside4, inside6}, insideGW, []netip.Addr{g.v4, g.v6}
+		pod.Addresses, pod.Outside = ep.Addresses, ep.Outside
+	}
+	g.must(g.progs.Reserve(map[uint32]Endpoint{g.tapIdx: ep, g.podIdx: pod}))
 	g.must(g.progs.Attach(int(g.tapIdx), RoleGuest, g.method))
 	g.must(g.progs.Attach(int(g.podIdx), RolePod, g.method))
 }

@@ -122,7 +122,7 @@ static __noinline enum reason translate_quote6(struct packet *p, __u32 icmp, __u
 	struct upper u = { .off = quote + sizeof(struct ipv6hdr) };
 	struct ipv6_addr found;
 
-	if (u.off > end || packet_load(p, address, &found, sizeof(found)) || !ipv6_equal(&found, &x->from))
+	if (u.off > end || u.off > packet_len(p) || packet_load(p, address, &found, sizeof(found)) || !ipv6_equal(&found, &x->from))
 		return REASON_UNKNOWN;
 	if (packet_load(p, quote + __builtin_offsetof(struct ipv6hdr, nexthdr), &u.proto, sizeof(u.proto)))
 		return REASON_UNKNOWN;

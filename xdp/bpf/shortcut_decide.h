@@ -179,8 +179,6 @@ static __always_inline enum path_reason decide(void *ctx, struct way *w, const s
 	if (r != PATH_UNKNOWN)
 		return r;
 	if (w->f.error) {
-		if (w->f.translated)
-			return PATH_PASS_TRANSLATED;
 		r = error_may(ctx, hook, &w->f, nsid, &w->asked);
 		if (r != PATH_UNKNOWN)
 			return r;

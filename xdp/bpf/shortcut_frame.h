@@ -187,7 +187,7 @@ static __always_inline enum path_reason parse_icmp(struct frame *f, void *l4, __
 	if ((void *)(icmp + 1) > f->data_end || f->l4_len < sizeof(*icmp))
 		return PATH_PASS_LENGTH;
 	if (is_error(f, icmp->type))
-		return parse_error(f, icmp, request);
+		return f->translated ? PATH_PASS_TRANSLATED : parse_error(f, icmp, request);
 	if (icmp->code != 0 || (icmp->type != request && icmp->type != reply))
 		return PATH_PASS_PROTOCOL;
 	f->headers_len += sizeof(*icmp);
