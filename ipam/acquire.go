@@ -16,6 +16,7 @@ type Request struct {
 	Sets       []RangeSet    // of [Settings]
 	Addresses  []string      // asked for by name: of CNI_ARGS IP or runtimeConfig.ips, with or without prefix length
 	ReuseDelay time.Duration // how long the addresses rest after their release
+	Pod        state.Pod     // gets the addresses that it had; zero: none are remembered
 }
 
 // Lease is one address that was given out: with the subnet's prefix length, and its gateway, invalid where it has none.
@@ -26,8 +27,8 @@ type Lease = state.Address
 const endRests = 16
 
 // Acquire leases one address of each range set to the attachment: all of them or, with an error, none. IPv4 addresses
-// come first, else the order is that of the sets. Requested addresses fill the sets that they are in. The others are
-// taken round robin.
+// come first, else the order is that of the sets. Requested addresses fill the sets that they are in, then those that the
+// pod had and nobody has used since. The others are taken round robin.
 //
 // Errors are [ErrExists], *[ExhaustedError], *[RequestError], *[state.AddressInUseError] for a requested address that
 // another attachment has, or the store's.
@@ -44,10 +45,17 @@ func Acquire(tx *state.Tx, req Request) ([]Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	had, err := tx.Remembered(req.Key, req.Pod)
+	if err != nil {
+		return nil, err
+	}
 	var leases []Lease
 	cursors := map[string]netip.Addr{}
 	for i, set := range req.Sets {
 		p, ok := requested[i]
+		if !ok {
+			p, ok = set.findAny(had)
+		}
 		if !ok {
 			if p, err = next(tx, set); err != nil {
 				return nil, err
@@ -57,7 +65,7 @@ func Acquire(tx *state.Tx, req Request) ([]Lease, error) {
 		leases = append(leases, Lease{Prefix: netip.PrefixFrom(p.first, p.of.subnet.Bits()), Gateway: p.of.gateway})
 	}
 	slices.SortStableFunc(leases, func(a, b Lease) int { return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen() })
-	err = tx.PutLease(state.Lease{Key: req.Key, Addresses: leases, Acquired: time.Now().UTC(), ReuseDelay: req.ReuseDelay})
+	err = tx.PutLease(state.Lease{Key: req.Key, Addresses: leases, Acquired: time.Now().UTC(), ReuseDelay: req.ReuseDelay, Pod: req.Pod})
 	if err != nil {
 		return nil, fmt.Errorf("lease addresses to %q: %w", req.Key, err)
 	}
@@ -69,13 +77,23 @@ func Acquire(tx *state.Tx, req Request) ([]Lease, error) {
 	return leases, nil
 }
 
+// findAny is the first of the addresses that the set gives out.
+func (s RangeSet) findAny(addrs []netip.Addr) (piece, bool) {
+	for _, a := range addrs {
+		if p, ok := s.find(a); ok {
+			return piece{interval{a, a}, p.of}, true
+		}
+	}
+	return piece{}, false
+}
+
 // Release ends the lease of an attachment. One that has none is no error.
 func Release(tx *state.Tx, key state.Key) error {
 	_, _, err := tx.ReleaseLease(key)
 	return err
 }
 
-// Cancel ends a lease that nobody has used, as after a failed ADD: its addresses need no rest. Where there is none it is
+// Cancel ends a lease that nobody has used, as after a failed ADD: its addresses need no rest but what is left of the last one. Where there is none it is
 // no error.
 func Cancel(tx *state.Tx, key state.Key) error {
 	_, _, err := tx.CancelLease(key)

@@ -19,8 +19,12 @@ type Config struct {
 	Ranges     [][]Range `json:"ranges"`     // sets of ranges: an attachment gets one address of each set
 	Routes     []Route   `json:"routes"`     // the guest's routes
 	ReuseDelay string    `json:"reuseDelay"` // how long a released address rests, as in "30s" (the default); "0s": not at all
+	Sticky     string    `json:"sticky"`     // "pod": a pod that comes back with the same namespace and name gets the addresses that it had on this node, while they are free; below. Default: none
 	StateDir   string    `json:"stateDir"`   // default /run/tapir
 }
+
+// StickyPod is the value of the key "sticky" by which addresses are remembered by pod.
+const StickyPod = "pod"
 
 // Range is addresses of one subnet.
 type Range struct {
@@ -48,6 +52,7 @@ type Settings struct {
 	Sets       []RangeSet
 	Routes     []state.Route
 	ReuseDelay time.Duration
+	Sticky     bool // pods get the addresses that they had
 	StateDir   string
 }
 
@@ -63,6 +68,9 @@ func (c Config) Validate(more ...RangeSet) (Settings, jsonkeys.Faults) {
 			faults.Add("reuseDelay", fmt.Sprintf(`want a duration from "0s" to %q, as in "30s", got %q`, maxReuseDelay, c.ReuseDelay))
 		}
 		s.ReuseDelay = delay
+	}
+	if s.Sticky = c.Sticky == StickyPod; !s.Sticky && c.Sticky != "" {
+		faults.Add("sticky", fmt.Sprintf("want %q or none, got %q", StickyPod, c.Sticky))
 	}
 	if s.StateDir == "" {
 		s.StateDir = state.DefaultDir

@@ -98,6 +98,30 @@ func parseDEL(data []byte) (netConf, *state.Store, error) {
 	return conf, state.New(state.Config{Dir: ipam.StateDir}), nil
 }
 
+// Sticky tells of an "ipam" object, whatever else is in it, whether pods get the addresses that they had.
+func Sticky(ipam json.RawMessage) bool {
+	var c struct {
+		Sticky string `json:"sticky"`
+	}
+	return json.Unmarshal(ipam, &c) == nil && c.Sticky == StickyPod
+}
+
+// podOf is the pod that CNI_ARGS name; zero where addresses are not sticky.
+func podOf(sticky bool, cniArgs string) (pod state.Pod) {
+	if !sticky {
+		return pod
+	}
+	for pair := range strings.SplitSeq(cniArgs, ";") {
+		switch name, value, _ := strings.Cut(pair, "="); name {
+		case "K8S_POD_NAMESPACE":
+			pod.Namespace = value
+		case "K8S_POD_NAME":
+			pod.Name = value
+		}
+	}
+	return pod
+}
+
 func attachmentKey(conf netConf, args *skel.CmdArgs) state.Key {
 	return state.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 }

@@ -35,6 +35,7 @@ func cmdAdd(args *skel.CmdArgs) (err error) {
 	err = state.New(state.Config{Dir: settings.StateDir}).Update(ctx, func(tx *state.Tx) (err error) {
 		leases, err = Acquire(tx, Request{
 			Key: key, Sets: settings.Sets, Addresses: requestedAddresses(conf, args.Args), ReuseDelay: settings.ReuseDelay,
+			Pod: podOf(settings.Sticky, args.Args),
 		})
 		return err
 	})
@@ -73,8 +74,13 @@ func cmdDel(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	pod := podOf(Sticky(conf.IPAM), args.Args)
 	return store.UpdateExisting(context.Background(), func(tx *state.Tx) error {
-		return Release(tx, attachmentKey(conf, args))
+		key := attachmentKey(conf, args)
+		if err := tx.NamePod(key, pod); err != nil {
+			return err
+		}
+		return Release(tx, key)
 	})
 }
 

@@ -22,7 +22,7 @@ type Args struct {
 	Group   *int
 	Ignore  bool // IgnoreUnknown
 
-	PodName, PodNamespace string // K8S_POD_NAME, K8S_POD_NAMESPACE: to show them, nothing else
+	PodName, PodNamespace string // K8S_POD_NAME, K8S_POD_NAMESPACE: to show them, and for sticky addresses
 
 	unknowns []string
 }

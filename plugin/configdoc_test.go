@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tapir-cni/tapir/state"
 )
 
 var update = flag.Bool("update", false, "write the generated files anew")
@@ -161,6 +162,16 @@ func typeName(e ast.Expr) string {
 	return fmt.Sprintf("%T", e)
 }
 
+const stickyDoc = `
+## Sticky addresses
+
+With ` + "`ipam.sticky: \"pod\"`" + ` the names in CNI_ARGS, K8S_POD_NAMESPACE and K8S_POD_NAME, tell a pod that comes back, at the same interface of the same network. It gets the addresses that
+it had, in both families, as long as they are free or rest since it had them; a rest after another pod's use it waits for like anybody. Nothing is kept free for it: where an
+address is gone it gets another one. Addresses that are asked for by name go first. What is remembered are the last %d releases on the node, for %v hours; it is in the state, so
+that restarts of tapird do not matter and a reboot, or "tapirctl cleanup" of a node without pods, forgets it. Where the state was lost and rebuilt from the kernel, a pod that runs
+meanwhile is remembered at its DEL, whose CNI_ARGS name it. A pod without the names has no memory.
+`
+
 // choiceDocs say what each annotation's value is and what it does.
 var choiceDocs = map[string]string{
 	choiceTAP:     `"true": a TAP, where "when" is "annotated". Needs no entry in the list.`,
@@ -220,5 +231,6 @@ Addresses of the first three are asked for together.
 		}
 	}
 	renderChoices(t, &b)
+	fmt.Fprintf(&b, stickyDoc, state.MaxRemembered, state.RememberFor.Hours())
 	return b.String()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/tapir-cni/tapir/ipam"
 	"github.com/tapir-cni/tapir/state"
 )
 
@@ -40,6 +41,10 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	key := state.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 	ctx := context.Background()
 	p.danDir = conf.DANDir
+	if ipam.Sticky(conf.IPAM) {
+		a, _ := parseArgs(args.Args) // what is wrong in them does not keep DEL from its work
+		p.pod = state.Pod{Namespace: a.PodNamespace, Name: a.PodName}
+	}
 	if err := p.removeHeld(ctx, conf.StateDir, key, args.Netns, nil); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/tapir-cni/tapir/internal/trace"
 	tapirversion "github.com/tapir-cni/tapir/internal/version"
+	"github.com/tapir-cni/tapir/state"
 	"github.com/tapir-cni/tapir/xdp"
 )
 
@@ -20,8 +21,9 @@ var specVersions = version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // plugin is one call of the binary.
 type plugin struct {
-	bpffs  string // the folder of the pinned programs
-	danDir string // where the DAN file of an attachment is that has no whole record
+	bpffs  string    // the folder of the pinned programs
+	danDir string    // where the DAN file of an attachment is that has no whole record
+	pod    state.Pod // of the DEL, where addresses are sticky: a rebuilt lease does not know
 	trace  *trace.Trace
 	conf   []byte // of this call
 }

@@ -207,6 +207,9 @@ func (p *Plan) planIPAM(cfg *Config, a Args, ch choices, conv conventions, fs *f
 	set, problems := own.Validate(more...)
 	*fs = append(*fs, problems.Under("ipam")...)
 	p.IPAM = ipam.Request{Key: p.Key, Sets: set.Sets, ReuseDelay: set.ReuseDelay}
+	if set.Sticky {
+		p.IPAM.Pod = state.Pod{Namespace: a.PodNamespace, Name: a.PodName}
+	}
 	p.Routes = set.Routes
 	if a.IP != "" {
 		p.IPAM.Addresses = strings.Split(a.IP, ",")

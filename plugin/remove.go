@@ -54,7 +54,7 @@ func (p *plugin) remove(ctx context.Context, store *state.Store, key state.Key, 
 		return fmt.Errorf("delete %s: %w", key, err)
 	}
 	err = store.UpdateExisting(ctx, func(tx *state.Tx) error {
-		return errors.Join(ipam.Release(tx, key), tx.Delete(key))
+		return errors.Join(tx.NamePod(key, p.pod), ipam.Release(tx, key), tx.Delete(key))
 	})
 	p.trace.Mark("IPAM and state")
 	if err != nil {

@@ -20,6 +20,9 @@ type Lease struct {
 	Addresses  []Address     `json:"addresses"`
 	Acquired   time.Time     `json:"acquired"`
 	ReuseDelay time.Duration `json:"reuseDelay"` // ns; how long the addresses rest after the release
+
+	Pod       Pod           `json:"pod,omitzero"`        // whose addresses are remembered after the release; zero: nobody's
+	RestUntil time.Duration `json:"restUntil,omitempty"` // ns since boot: the end of the rest that the lease cut short; 0: none
 }
 
 // AddressStatus is what is known of an address.
@@ -147,8 +150,14 @@ func (tx *Tx) PutLease(l Lease) error {
 			}
 		}
 	}
+	l.RestUntil = 0
 	for _, address := range l.Addresses {
 		addr := address.Prefix.Addr()
+		until, err := tx.restUntil(addr)
+		if err != nil {
+			return err
+		}
+		l.RestUntil = max(l.RestUntil, until)
 		if err := tx.endRest(addr); err != nil {
 			return err
 		}
@@ -159,6 +168,15 @@ func (tx *Tx) PutLease(l Lease) error {
 			return err
 		}
 	}
+	if key := stickyKey(l.Key, l.Pod); key != nil {
+		if err := tx.forget(key); err != nil {
+			return err
+		}
+	}
+	return tx.putLease(l)
+}
+
+func (tx *Tx) putLease(l Lease) error {
 	value, err := json.Marshal(l)
 	if err != nil {
 		return fmt.Errorf("record lease of %q: %w", l.Key, err)
@@ -172,9 +190,10 @@ func (tx *Tx) ReleaseLease(key Key) (l Lease, ok bool, err error) {
 	return tx.endLease(key, func(l Lease) time.Duration { return l.ReuseDelay })
 }
 
-// CancelLease ends a lease that nobody has used: its addresses need no rest. One that is not there is no error.
+// CancelLease ends a lease that nobody has used: its addresses need no rest but what is left of one that the lease cut short. One that
+// is not there is no error.
 func (tx *Tx) CancelLease(key Key) (l Lease, ok bool, err error) {
-	return tx.endLease(key, func(Lease) time.Duration { return 0 })
+	return tx.endLease(key, func(l Lease) time.Duration { return max(0, l.RestUntil-tx.now()) })
 }
 
 // endLease ends a lease; its addresses rest for as long as rest says.
@@ -195,6 +214,9 @@ func (tx *Tx) endLease(key Key, rest func(Lease) time.Duration) (l Lease, ok boo
 		if err := tx.beginRest(addr, rest(l)); err != nil {
 			return Lease{}, false, err
 		}
+	}
+	if err := tx.remember(l); err != nil {
+		return Lease{}, false, err
 	}
 	return l, true, tx.delete(bucketLeases, key.bytes())
 }

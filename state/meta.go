@@ -30,7 +30,7 @@ var (
 	buckets = [][]byte{
 		bucketMeta, bucketAttachments, bucketMACs, bucketSysctls, bucketMisc,
 		bucketLeases, bucketAddresses, bucketRuns, bucketResting, bucketCursors,
-	}
+	} // and those of sticky.go
 
 	metaSchema    = []byte("schema")
 	metaBootID    = []byte("bootID")

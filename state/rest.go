@@ -38,6 +38,18 @@ func (tx *Tx) beginRest(addr netip.Addr, delay time.Duration) error {
 	return tx.put(bucketResting, restKey(until, addr), binary.BigEndian.AppendUint64(nil, uint64(delay)))
 }
 
+// restUntil is the time since boot until which an address still rests; 0 where it does not.
+func (tx *Tx) restUntil(addr netip.Addr) (time.Duration, error) {
+	value, err := tx.get(bucketAddresses, addrBytes(addr))
+	if err != nil {
+		return 0, err
+	}
+	if until, delay, ok := parseRest(value); ok && tx.restLeft(until, delay) > 0 {
+		return until, nil
+	}
+	return 0, nil
+}
+
 // endRest frees an address if it rests.
 func (tx *Tx) endRest(addr netip.Addr) error {
 	value, err := tx.get(bucketAddresses, addrBytes(addr))
