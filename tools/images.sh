@@ -28,7 +28,7 @@ done
 if [ "$what" = test ]; then
 	for program in pause probe; do
 		mkdir -p "$work/$program"
-		go build -trimpath -buildvcs=false -ldflags "-s -w" -o "$work/$program/$program" "./test/cluster/images/$program"
+		go -C test/cluster build -trimpath -buildvcs=false -ldflags "-s -w" -o "$work/$program/$program" "./images/$program"
 		"$work/image" -o "$out/$program.tar" -name "localhost/$program:1" -entrypoint "/$program" -platform "linux/$(go env GOARCH)=$work/$program"
 	done
 fi
