@@ -109,6 +109,27 @@ test-kernels: build refplugins ## Run the kernel tests on Debian's 6.1 and 6.12 
 	tools/setup.sh net vm debianvm
 	go run ./test/kernels $(KERNELS_FLAGS)
 
+# CLUSTER is the folder by which a cluster is known; CLUSTER_FLAGS="-cni bridge -proxy-mode iptables -nodes 3".
+CLUSTER ?= bin/cluster
+.PHONY: test-images
+test-images:
+	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images test
+
+.PHONY: cluster-up
+cluster-up: k8s refplugins test-images $(TOOLS)/updown ## Start a Kubernetes of two nodes on this machine, without a CNI (CLUSTER_FLAGS="-cni bridge")
+	@tools/setup.sh net cluster
+	@$(TOOLS)/updown -dir $(CLUSTER) $(CLUSTER_FLAGS) up
+.PHONY: cluster-down
+cluster-down: $(TOOLS)/updown ## End what "make cluster-up" started
+	@$(TOOLS)/updown -dir $(CLUSTER) down
+
+.PHONY: test-cluster
+test-cluster: k8s refplugins test-images $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes
+	tools/setup.sh net vm cluster
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE),cluster TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
+	TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images \
+	$(TOOLS)/leftovers go -C test/cluster test -count=1 -v -timeout 20m .
+
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up
 	tools/setup.sh net vm
@@ -116,6 +137,10 @@ quickstart: build ## Boot two microVMs on TAPs of this build, show what they can
 
 .PHONY: verify
 verify: lint build-arm64 check-generated test ## What CI runs
+
+.PHONY: image
+image: ## Build the container image for amd64 and arm64 into bin/images/tapir.tar, an OCI archive; no registry, the same bytes each time
+	tools/images.sh bin/images
 
 .PHONY: install
 install: build ## Install the plugins into /opt/cni/bin, tapirctl and tapird into /usr/local/bin (DESTDIR, CNI_BIN, PREFIX)
@@ -154,6 +179,11 @@ $(TOOLS)/golangci-lint $(TOOLS)/gotestsum &: tools/go.mod tools/go.sum
 	@mkdir -p $(TOOLS)
 	go -C tools build -o $(CURDIR)/$(TOOLS)/ tool
 	@touch $(TOOLS)/golangci-lint $(TOOLS)/gotestsum
+
+.PHONY: $(TOOLS)/updown
+$(TOOLS)/updown:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go -C test/cluster build -o $(CURDIR)/$@ ./updown
 
 .PHONY: $(TOOLS)/leftovers $(TOOLS)/bench-add $(TOOLS)/bench-napi
 $(TOOLS)/leftovers:
