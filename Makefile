@@ -113,7 +113,7 @@ test-kernels: build refplugins ## Run the kernel tests on Debian's 6.1 and 6.12 
 CLUSTER ?= bin/cluster
 .PHONY: test-images
 test-images:
-	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images test
+	@tools/images.sh $(CURDIR)/bin/images test
 
 .PHONY: cluster-up
 cluster-up: k8s refplugins test-images $(TOOLS)/updown ## Start a Kubernetes of two nodes on this machine, without a CNI (CLUSTER_FLAGS="-cni bridge")
@@ -124,8 +124,9 @@ cluster-down: $(TOOLS)/updown ## End what "make cluster-up" started
 	@$(TOOLS)/updown -dir $(CLUSTER) down
 
 .PHONY: test-cluster
-test-cluster: k8s refplugins test-images $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes
+test-cluster: build k8s refplugins test-images $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes
 	tools/setup.sh net vm cluster
+	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images
 	TAPIR_REQUIRE=$(TAPIR_REQUIRE),cluster TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
 	TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images \
 	$(TOOLS)/leftovers go -C test/cluster test -count=1 -v -timeout 20m .

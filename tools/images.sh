@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds container images into the folder that is its argument, as OCI archives: tapir for the platforms of $PLATFORMS, and with "test" as the second
-# argument what the cluster tests run, for this machine.
+# Builds container images into the folder that is its argument, as OCI archives: tapir for the platforms of $PLATFORMS, or with "test" as the second
+# argument what the cluster tests run beside it, for this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1 what=${2:-}
@@ -12,20 +12,20 @@ mkdir -p "$out"
 export CGO_ENABLED=0
 go -C tools/image build -o "$work/image" .
 
-args=()
-for platform in ${PLATFORMS:-linux/amd64 linux/arm64}; do
-	arch=${platform#*/}
-	mkdir -p "$work/$arch/opt/tapir/bin"
-	# Without VCS stamps: they would tell a dirty tree from a clean one, which -X version does already, and differ between checkouts.
-	GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/tapir-cni/tapir/internal/version.version=$version" \
-		-o "$work/$arch/opt/tapir/bin/" ./cmd/tapir ./cmd/tapir-ipam ./cmd/tapirctl ./cmd/tapird
-	args+=(-platform "$platform=$work/$arch")
-done
-"$work/image" -o "$out/tapir.tar" -name "$name" -entrypoint /opt/tapir/bin/tapird -sbom /opt/tapir "${args[@]}" \
-	-label org.opencontainers.image.title=tapir -label "org.opencontainers.image.version=$version" -label org.opencontainers.image.licenses=Apache-2.0 \
-	-label org.opencontainers.image.source=https://github.com/tapir-cni/tapir
-
-if [ "$what" = test ]; then
+if [ "$what" != test ]; then
+	args=()
+	for platform in ${PLATFORMS:-linux/amd64 linux/arm64}; do
+		arch=${platform#*/}
+		mkdir -p "$work/$arch/opt/tapir/bin"
+		# Without VCS stamps: they would tell a dirty tree from a clean one, which -X version does already, and differ between checkouts.
+		GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/tapir-cni/tapir/internal/version.version=$version" \
+			-o "$work/$arch/opt/tapir/bin/" ./cmd/tapir ./cmd/tapir-ipam ./cmd/tapirctl ./cmd/tapird
+		args+=(-platform "$platform=$work/$arch")
+	done
+	"$work/image" -o "$out/tapir.tar" -name "$name" -entrypoint /opt/tapir/bin/tapird -sbom /opt/tapir "${args[@]}" \
+		-label org.opencontainers.image.title=tapir -label "org.opencontainers.image.version=$version" -label org.opencontainers.image.licenses=Apache-2.0 \
+		-label org.opencontainers.image.source=https://github.com/tapir-cni/tapir
+else
 	for program in pause probe; do
 		mkdir -p "$work/$program"
 		go -C test/cluster build -trimpath -buildvcs=false -ldflags "-s -w" -o "$work/$program/$program" "./images/$program"

@@ -19,13 +19,14 @@ func TestMain(m *testing.M) { testnode.Main(m) }
 const (
 	kubernetesEnv = "TAPIR_K8S"
 	imagesEnv     = "TAPIR_IMAGES"
+	pluginsEnv    = "TAPIR_REFPLUGINS"
 )
 
 // up starts a cluster that ends with the test.
 func up(t *testing.T, o harness.Options) *harness.Cluster {
 	t.Helper()
 	testnode.Require(t, "root", "bpf", "btf", "tun", "ipv6")
-	for env, into := range map[string]*string{kubernetesEnv: &o.Bin, imagesEnv: &o.Images} {
+	for env, into := range map[string]*string{kubernetesEnv: &o.Bin, imagesEnv: &o.Images, pluginsEnv: &o.Plugins} {
 		*into = os.Getenv(env)
 		if *into != "" {
 			continue

@@ -27,8 +27,9 @@ type Options struct {
 	Nodes     int    // default: 2
 	Bin       string // folder of the programs of "make k8s"
 	Images    string // folder of image archives, imported on every node
+	Plugins   string // folder of the reference plugins, which every node has, as one of kubeadm's does
 	ProxyMode string // nftables (default) or iptables
-	// Prepare puts files on a node before it starts: cniBin is its /opt/cni/bin, cniConf its /etc/cni/net.d.
+	// Prepare puts files on a node before it starts.
 	Prepare func(node *Node) error
 	// Patience bounds each wait; default: a minute and a half.
 	Patience time.Duration
@@ -79,6 +80,14 @@ func Up(ctx context.Context, o Options) (c *Cluster, err error) {
 			c = nil
 		}
 	}()
+	for _, folder := range []*string{&c.o.Bin, &c.o.Images, &c.o.Plugins} {
+		if *folder == "" {
+			return c, errors.New("folders of programs, images and plugins: one is not given")
+		}
+		if *folder, err = filepath.Abs(*folder); err != nil {
+			return c, err
+		}
+	}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return c, err
 	}
@@ -137,14 +146,22 @@ func (c *Cluster) tokens() string {
 }
 
 func kubeconfig(token string) string {
+	return Kubeconfig("https://"+net.JoinHostPort(controlIPv4, "6443"), token)
+}
+
+// Kubeconfig is the text of one for a server and a token.
+func Kubeconfig(server, token string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
-clusters: [{name: c, cluster: {server: "https://%s:6443", insecure-skip-tls-verify: true}}]
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
 users: [{name: u, user: {token: %s}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
-`, controlIPv4, token)
+`, server, token)
 }
+
+// Bin is the folder of the cluster's programs.
+func (c *Cluster) Bin() string { return c.o.Bin }
 
 // Kubeconfig is the path of the administrator's.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.Dir, "admin.kubeconfig") }

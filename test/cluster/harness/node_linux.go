@@ -68,6 +68,9 @@ func (c *Cluster) newNode(number int) (*Node, error) {
 			return n, err
 		}
 	}
+	if err := n.installPrograms(c.o.Plugins); err != nil {
+		return n, err
+	}
 	if c.o.Prepare != nil {
 		return n, c.o.Prepare(n)
 	}
@@ -146,10 +149,17 @@ func (n *Node) Start() error {
 		return err
 	}
 	n.cmd = cmd
-	return n.c.Until(context.Background(), n.Name+"'s mounts", func(context.Context) error {
+	if err := n.c.Until(context.Background(), n.Name+"'s mounts", func(context.Context) error {
 		_, err := os.Stat(filepath.Join(n.Dir, "inside"))
 		return err
-	})
+	}); err != nil {
+		return err
+	}
+	pid, err := n.first()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(n.Dir, "pid"), []byte(strconv.Itoa(pid)), 0o644) // for people
 }
 
 // PowerCut kills all of the node's processes at once. Its disk stays.

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -51,4 +52,19 @@ func dialIn(ctx context.Context, netns, network, address string) (conn net.Conn,
 	}()
 	<-done
 	return conn, err
+}
+
+// Carry connects conn, from wherever it is, to the API server, until either side ends.
+func (c *Cluster) Carry(conn net.Conn) {
+	defer conn.Close()
+	server, err := c.Dial(context.Background(), "tcp", net.JoinHostPort(controlIPv4, "6443"))
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		defer server.Close()
+		_, _ = io.Copy(server, conn) // the other side's end ends both
+	}()
+	_, _ = io.Copy(conn, server)
 }
