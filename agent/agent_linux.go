@@ -13,6 +13,7 @@ import (
 
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
+	"github.com/tapir-cni/tapir/agent/install"
 	"github.com/tapir-cni/tapir/agent/journal"
 	"github.com/tapir-cni/tapir/agent/measure"
 	"github.com/tapir-cni/tapir/agent/reconcile"
@@ -38,6 +39,10 @@ type Config struct {
 	Tuner     tuner.Options     // can change while it runs
 	Reconcile reconcile.Options // likewise
 
+	Install install.Config // its Options can change while it runs
+
+	Parts []Part // of whoever starts the agent; they open and start before what is installed
+
 	Logger *slog.Logger
 }
 
@@ -53,6 +58,7 @@ type Agent struct {
 	journal *journal.Journal // of the first state folder
 	tuner   *tuner.Tuner
 	mend    *reconcile.Reconciler
+	install *install.Installer
 	status  status
 	parts   []part
 	pause   time.Duration
@@ -81,9 +87,14 @@ func New(c Config) *Agent {
 	a.mend = reconcile.New(reconcile.Config{
 		Watch: a.watch, StateDirs: c.StateDirs, Journal: a.journal, BPFFS: c.BPFFS, Options: c.Reconcile, Logger: c.Logger,
 	})
+	c.Install.Logger = c.Logger
+	a.install = install.New(c.Install)
 	a.parts = a.status.track(a.list())
 	return a
 }
+
+// Installer is what keeps tapir installed. Without [install.Options].From it installs nothing.
+func (a *Agent) Installer() *install.Installer { return a.install }
 
 // Run opens what the parts need, runs them in their order and calls started when all run; it ends them in reverse order when ctx does. A part
 // that fails later is run again and the others do not notice, so the error is of the beginning, or of a part that would not end. Run may be

@@ -83,12 +83,24 @@ func (f found) Findings() []metrics.Findings {
 type status struct {
 	mu    sync.Mutex
 	parts []metrics.Part
+	asked []part // of the same place in parts
 }
 
 func (s *status) list() []metrics.Part {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.parts)
+	all := slices.Clone(s.parts)
+	s.mu.Unlock()
+	for i, p := range s.asked {
+		if p.ready != nil {
+			if err := p.ready(); err != nil {
+				all[i].NotReady = err.Error()
+			}
+		}
+		if p.notes != nil {
+			all[i].Notes = p.notes()
+		}
+	}
+	return all
 }
 
 func (s *status) set(i int, running bool, err error) {
@@ -109,6 +121,7 @@ func (s *status) track(parts []part) []part {
 		}
 		at := len(s.parts)
 		s.parts = append(s.parts, metrics.Part{Name: parts[i].name})
+		s.asked = append(s.asked, parts[i])
 		parts[i].run = func(ctx context.Context) error {
 			s.set(at, true, nil)
 			err := run(ctx)

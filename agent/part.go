@@ -9,6 +9,31 @@ import (
 	"time"
 )
 
+// Part is a part that the agent runs for whoever starts it and that knows more than the agent may import. Its functions may be nil where it has nothing
+// of the kind.
+type Part struct {
+	Name string
+
+	// Open takes what the part cannot do without, before any part runs. An error ends the process.
+	Open func() error
+
+	// Run works until ctx ends. An error is logged, and Run is called again after a while.
+	Run func(ctx context.Context) error
+
+	// Plan says what the part would do now, one thing a line, and does nothing.
+	Plan func(ctx context.Context, out io.Writer) error
+
+	// Ready is nil while all is as the part wants it. Its error is the reason that /readyz gives; it can be called at any time.
+	Ready func() error
+
+	// Notes are what somebody should know though the part is ready; /readyz shows them.
+	Notes func() []string
+}
+
+func (p Part) part() part {
+	return part{name: p.Name, open: p.Open, run: p.Run, plan: p.Plan, ready: p.Ready, notes: p.Notes}
+}
+
 // part is one part of the agent. Its functions may be nil where it has nothing of the kind.
 type part struct {
 	name string
@@ -25,6 +50,10 @@ type part struct {
 
 	// plan says what the part would do now, one thing a line, and does nothing. Watch and samples are there.
 	plan func(ctx context.Context, out io.Writer) error
+
+	// ready and notes are those of [Part].
+	ready func() error
+	notes func() []string
 }
 
 // A part that failed is run again after a second, then after twice as long each time, up to a minute; one that ran for as long as that

@@ -23,7 +23,7 @@ const (
 
 // list is the parts in the order in which they open and start: who is told comes after who tells. Each new part has its place here.
 func (a *Agent) list() []part {
-	return []part{
+	all := []part{
 		a.brokerPart(), // first: it is what keeps a second tapird from beginning
 		{name: "journal", open: a.openJournal},
 		{name: partWatch, run: a.watch.Run, plan: a.planWatch},
@@ -33,6 +33,21 @@ func (a *Agent) list() []part {
 		a.uplinkPart(),
 		a.metricsPart(),
 		a.pagePart(),
+	}
+	for _, p := range a.c.Parts {
+		all = append(all, p.part())
+	}
+	return append(all, a.installPart()) // last: its configuration has the runtime call tapir
+}
+
+// installPart keeps tapir installed on the node, where that is wanted.
+func (a *Agent) installPart() part {
+	if !a.c.Install.Enabled() {
+		return part{name: "install"}
+	}
+	return part{
+		name: "install", run: a.install.Run, plan: a.install.Plan, ready: a.install.Ready, notes: a.install.Notes,
+		reload: func(c Config) error { return a.install.Reload(c.Install.Options) },
 	}
 }
 

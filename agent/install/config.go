@@ -53,9 +53,12 @@ func (o Options) WithDefaults() Options {
 	return o
 }
 
+// Enabled tells whether anything is installed.
+func (o Options) Enabled() bool { return o.From != "" }
+
 // Validate gives every fault, with paths below path.
 func (o Options) Validate(path string, add func(path, text string)) {
-	if o.From == "" {
+	if !o.Enabled() {
 		return
 	}
 	o = o.WithDefaults()
@@ -79,6 +82,17 @@ func (o Options) Validate(path string, add func(path, text string)) {
 			add(path+"."+key, fmt.Sprintf("want a file's name that ends with .conflist, .conf or .json, got %q", name))
 		}
 	}
+}
+
+// SamePlaces tells whether the options that cannot change while tapird runs are the same in both: what is installed from where to where.
+func (o Options) SamePlaces(other Options) bool {
+	return o.From == other.From && o.CNIBinDir == other.CNIBinDir && o.BinDir == other.BinDir && o.CNIConfDir == other.CNIConfDir && o.Folder == other.Folder
+}
+
+// InPlacesOf is o with the places of other.
+func (o Options) InPlacesOf(other Options) Options {
+	o.From, o.CNIBinDir, o.BinDir, o.CNIConfDir, o.Folder = other.From, other.CNIBinDir, other.BinDir, other.CNIConfDir, other.Folder
+	return o
 }
 
 // isConf tells whether a runtime reads a file of that name as a configuration (libcni.ConfFiles).

@@ -40,6 +40,7 @@ type Installer struct {
 	mu      sync.Mutex
 	state   State
 	changes chan struct{}
+	reloads chan Options
 }
 
 // State is what is installed.
@@ -57,8 +58,11 @@ func New(c Config) *Installer {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Installer{c: c, log: c.Logger, state: State{Reason: "not begun"}, changes: make(chan struct{}, 1)}
+	return &Installer{c: c, log: c.Logger, state: State{Reason: "not begun"}, changes: make(chan struct{}, 1), reloads: make(chan Options, 1)}
 }
+
+// Enabled tells whether anything is installed.
+func (i *Installer) Enabled() bool { return i.c.Enabled() }
 
 // State is how it stands.
 func (i *Installer) State() State {
@@ -69,11 +73,29 @@ func (i *Installer) State() State {
 	return s
 }
 
+// Notes are what should be known though an ADD would work.
+func (i *Installer) Notes() (list []string) {
+	for _, path := range i.State().Foreign {
+		list = append(list, "the runtime takes "+path+" before tapir's configuration")
+	}
+	return list
+}
+
 // Ready is nil where an ADD would work, else why it would not.
 func (i *Installer) Ready() error {
 	if s := i.State(); !s.Installed {
 		return errors.New(s.Reason)
 	}
+	return nil
+}
+
+// Reload takes other options; Run looks at all anew.
+func (i *Installer) Reload(o Options) error {
+	select {
+	case <-i.reloads: // one that nobody has taken yet
+	default:
+	}
+	i.reloads <- o.WithDefaults()
 	return nil
 }
 
@@ -131,6 +153,8 @@ func (i *Installer) Run(ctx context.Context) error {
 			i.log.Warn("events of the CNI folders were lost; looking at all", "error", err)
 			timer.Reset(settle)
 			continue
+		case o := <-i.reloads:
+			i.c.Options = o
 		case <-changed:
 		case <-timer.C:
 		}

@@ -56,6 +56,9 @@ type Part struct {
 	Name    string `json:"name"`
 	Running bool   `json:"running"`
 	Error   string `json:"error,omitempty"` // of its last run, where it does not run
+	// NotReady says why it is not ready though it runs.
+	NotReady string   `json:"notReady,omitempty"`
+	Notes    []string `json:"notes,omitempty"` // what should be known though it is ready
 }
 
 func (p *page) parts(version string, parts []Part) {

@@ -50,7 +50,7 @@ func limited(h http.Handler) http.Handler {
 	})
 }
 
-// ready says which parts run, and 503 while one does not or the picture of the node is not whole.
+// ready says which parts run and are ready, and 503 while one is not or the picture of the node is not whole.
 func (e *Exporter) ready(w http.ResponseWriter, _ *http.Request) {
 	answer := struct {
 		Ready   bool   `json:"ready"`
@@ -67,7 +67,7 @@ func (e *Exporter) ready(w http.ResponseWriter, _ *http.Request) {
 		answer.Parts = e.c.Parts()
 	}
 	for _, p := range answer.Parts {
-		answer.Ready = answer.Ready && p.Running
+		answer.Ready = answer.Ready && p.Running && p.NotReady == ""
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if !answer.Ready {

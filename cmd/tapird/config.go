@@ -8,12 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/tapir-cni/tapir/agent/broker"
 	"github.com/tapir-cni/tapir/agent/client"
+	"github.com/tapir-cni/tapir/agent/install"
 	"github.com/tapir-cni/tapir/agent/metrics"
 	"github.com/tapir-cni/tapir/agent/page"
 	"github.com/tapir-cni/tapir/agent/reconcile"
@@ -51,6 +53,9 @@ type config struct {
 	Grace       duration           `json:"grace"`
 	Every       duration           `json:"reconcileEvery"` // the file's alone
 	Policies    reconcile.Policies `json:"policies"`       // likewise
+
+	Install install.Options `json:"install"` // of its keys some have flags
+	Cluster clusterConfig   `json:"cluster"` // the file's alone
 
 	LogFormat string `json:"logFormat"`
 }
@@ -126,6 +131,10 @@ func (c config) over(file string, given func(flag string) bool) (config, error) 
 		"cri-endpoint": func() { out.CRIEndpoint = c.CRIEndpoint },
 		"grace":        func() { out.Grace = c.Grace },
 
+		"install-from":     func() { out.Install.From = c.Install.From },
+		"install-mode":     func() { out.Install.Mode = c.Install.Mode },
+		"install-template": func() { out.Install.Template = c.Install.Template },
+
 		"tuner":      func() { out.Tuner = c.Tuner },
 		"profile":    func() { out.Profile = c.Profile },
 		"log-level":  func() { out.LogLevel = c.LogLevel },
@@ -160,6 +169,10 @@ func (c config) fixed(now *config) (keys []string) {
 	keep("pageBindAddress", c.PageBind == now.PageBind)
 	now.PageBind = c.PageBind
 	now.MetricsBind, now.MetricsUplinks, now.PProf = c.MetricsBind, c.MetricsUplinks, c.PProf
+	keep("install", c.Install.SamePlaces(now.Install))
+	now.Install = now.Install.InPlacesOf(c.Install)
+	keep("cluster", reflect.DeepEqual(c.Cluster, now.Cluster))
+	now.Cluster = c.Cluster
 	keep("logFormat", c.LogFormat == now.LogFormat)
 	now.Uplink, now.BPFFS = c.Uplink, c.BPFFS
 	now.Socket, now.StateDirs, now.Timeout, now.MaxPeers, now.LogFormat = c.Socket, c.StateDirs, c.Timeout, c.MaxPeers, c.LogFormat
@@ -221,6 +234,8 @@ func (c config) validate() error {
 		faults.Add("reconcileEvery", fmt.Sprintf("want 10s to 24h, got %s", c.Every.Std()))
 	}
 	c.Policies.Validate("policies", faults.Add)
+	c.Install.Validate("install", faults.Add)
+	c.Cluster.Validate("cluster", faults.Add)
 	if err := new(slog.LevelVar).UnmarshalText([]byte(c.LogLevel)); err != nil {
 		faults.Add("logLevel", fmt.Sprintf("want debug, info, warn or error, got %q", c.LogLevel))
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/tapir-cni/tapir/agent"
+	"github.com/tapir-cni/tapir/agent/install"
 	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/internal/version"
@@ -110,6 +111,9 @@ from it what can change meanwhile.`,
 	f.StringVar(&flags.Reconcile, "reconcile", flags.Reconcile, "on: remove attachments that are dead and repair what was changed; off: do not look; dry-run: say in the log what would be done")
 	f.StringVar(&flags.CRIEndpoint, "cri-endpoint", "", "socket of the container runtime: attachments of pods that it does not know are dead too")
 	f.DurationVar((*time.Duration)(&flags.Grace), "grace", flags.Grace.Std(), "how long a thing must look dead before it is removed")
+	f.StringVar(&flags.Install.From, "install-from", "", "folder of the programs to install on this node (docs/install-agent.md); empty: nothing is installed")
+	f.StringVar(&flags.Install.Mode, "install-mode", "", "cluster, chained, runtimeclass or binaries")
+	f.StringVar(&flags.Install.Template, "install-template", "", "the configuration list that is installed, as a person would write it")
 	f.StringVar(&flags.LogLevel, "log-level", flags.LogLevel, "debug, info, warn or error")
 	f.StringVar(&flags.LogFormat, "log-format", flags.LogFormat, "text or json")
 	return cmd
@@ -133,12 +137,28 @@ func checkNode(out io.Writer, c config) error {
 func (c config) agentConfig(log *slog.Logger) agent.Config {
 	return agent.Config{
 		StateDirs: c.StateDirs, BPFFS: c.BPFFS, Socket: c.Socket, Timeout: c.Timeout.Std(), MaxPeers: c.MaxPeers, NoUplink: !c.Uplink, Logger: log,
+		Install: install.Config{Options: c.Install},
 		Metrics: agent.Metrics{Bind: c.MetricsBind, Profiles: c.PProf, Uplinks: c.MetricsUplinks}, Page: c.PageBind,
 		Tuner: tuner.Options{Mode: tuner.Mode(c.Tuner), Profile: c.Profile, Profiles: c.Profiles, PodProfiles: c.PodProfiles, Uplinks: c.TuneUplinks},
 		Reconcile: reconcile.Options{
 			Mode: reconcile.Mode(c.Reconcile), CRIEndpoint: c.CRIEndpoint, Grace: c.Grace.Std(), Every: c.Every.Std(), Policies: c.Policies,
 		},
 	}
+}
+
+// newAgent is the agent with its parts of the cluster, where there are some.
+func newAgent(c config, log *slog.Logger) (*agent.Agent, error) {
+	j, err := join(c.Cluster, log)
+	if err != nil {
+		return nil, err
+	}
+	made := c.agentConfig(log)
+	made.Parts, made.Install.Ranges = j.parts, j.ranges
+	a := agent.New(made)
+	if j.install != nil {
+		j.install(a.Installer())
+	}
+	return a, nil
 }
 
 // serve serves until ctx ends. load reads the configuration anew.
@@ -148,7 +168,10 @@ func serve(ctx context.Context, c config, load func() (config, error)) error {
 		return err
 	}
 	log := slog.New(handler(c.LogFormat, &level))
-	a := agent.New(c.agentConfig(log))
+	a, err := newAgent(c, log)
+	if err != nil {
+		return err
+	}
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP)
 	defer signal.Stop(hangup)
@@ -164,7 +187,7 @@ func serve(ctx context.Context, c config, load func() (config, error)) error {
 			}
 		}
 	}(c)
-	err := a.Run(ctx, func() {
+	err = a.Run(ctx, func() {
 		if err := agent.DropCapabilities(); err != nil {
 			log.Warn("kept all capabilities", "error", err)
 		}
@@ -215,7 +238,10 @@ func printPlan(ctx context.Context, out io.Writer, c config, asJSON bool) error 
 	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return err
 	}
-	a := agent.New(c.agentConfig(slog.New(handler(c.LogFormat, &level))))
+	a, err := newAgent(c, slog.New(handler(c.LogFormat, &level)))
+	if err != nil {
+		return err
+	}
 	if !asJSON {
 		return a.Plan(ctx, out)
 	}
