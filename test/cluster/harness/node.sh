@@ -24,6 +24,12 @@ while IFS=: read -r _ controllers _; do
 done <"/proc/self/cgroup"
 mount -t tmpfs tmpfs /run
 mkdir -p /run/containerd /run/netns
+# Its own writable layer over the machine's folders: nothing that the node writes is seen outside, and it lasts over a power cut.
+for top in etc opt var/lib; do
+	mkdir -p "$dir/disk/$top" "$dir/disk-work/$top"
+	mount -t overlay overlay -o "lowerdir=/$top,upperdir=$dir/disk/$top,workdir=$dir/disk-work/$top" "/$top"
+done
+mkdir -p /var/lib/kubelet /var/lib/containerd /etc/cni/net.d /var/lib/cni /opt/cni/bin
 for m in var-lib-kubelet=/var/lib/kubelet var-lib-containerd=/var/lib/containerd etc-cni=/etc/cni/net.d var-lib-cni=/var/lib/cni opt-cni=/opt/cni/bin var-log=/var/log; do
 	mount --bind "$dir/${m%%=*}" "${m#*=}"
 done
