@@ -158,11 +158,12 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slim))
 	nodes := factory.Core().V1().Nodes().Informer()
-	if _, err := nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err = nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { c.take(o) },
 		UpdateFunc: func(_, o any) { c.take(o) },
 		DeleteFunc: c.drop,
-	}); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -247,7 +248,7 @@ func (c *Cluster) take(obj any) {
 		return
 	}
 	if p.name == c.c.Node && !slices.Equal(was.ranges, p.ranges) {
-		c.log.Info("the node's ranges", "podCIDRs", p.ranges)
+		c.log.Info("the node's ranges", "ranges", p.ranges)
 		select {
 		case c.ranges <- struct{}{}:
 		default:
@@ -312,7 +313,7 @@ func (c *Cluster) tell(cannot []missing) {
 		if slices.Contains(known, m) {
 			continue
 		}
-		c.log.Error("no route leads to the pods of a node", "node", m.node, "podCIDR", m.to, "reason", m.why)
+		c.log.Error("no route leads to the pods of a node", "node", m.node, "range", m.to, "reason", m.why)
 		c.events.Eventf(&corev1.ObjectReference{Kind: "Node", Name: c.c.Node, UID: "", APIVersion: "v1"}, corev1.EventTypeWarning, "NodeUnreachable",
 			"no route leads from here to the pods of node %s (%s): %s", m.node, m.to, m.why)
 	}

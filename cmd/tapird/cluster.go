@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 
@@ -37,4 +38,13 @@ func join(o clusterConfig, log *slog.Logger) (joined, error) {
 }
 
 // leave removes what the cluster's part made on the node, and says it on out.
-func leave(_ clusterConfig, _ io.Writer) error { return nil }
+func leave(o clusterConfig, out io.Writer) error {
+	if !o.Enabled {
+		return nil
+	}
+	if err := cluster.Remove(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "removed the routes to other nodes and the nftables table inet %s\n", cluster.Table)
+	return err
+}
