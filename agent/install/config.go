@@ -77,10 +77,11 @@ func (o Options) Validate(path string, add func(path, text string)) {
 	if o.Mode != ModeBinaries && !filepath.IsAbs(o.Template) {
 		add(path+".template", fmt.Sprintf("want an absolute path, got %q", o.Template))
 	}
-	for key, name := range map[string]string{"name": o.Name, "extend": o.Extend} {
-		if name != "" && (name != filepath.Base(name) || !isConf(name)) {
-			add(path+"."+key, fmt.Sprintf("want a file's name that ends with .conflist, .conf or .json, got %q", name))
-		}
+	if o.Name != filepath.Base(o.Name) || filepath.Ext(o.Name) != ".conflist" || !isConf(o.Name) {
+		add(path+".name", fmt.Sprintf("want a file's name that ends with .conflist, got %q", o.Name))
+	}
+	if o.Extend != "" && (o.Extend != filepath.Base(o.Extend) || !isConf(o.Extend)) {
+		add(path+".extend", fmt.Sprintf("want a file's name that ends with .conflist, .conf or .json, got %q", o.Extend))
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 // ErrNoRanges says that the configuration waits for the node's ranges.
 var ErrNoRanges = errors.New("the node has no ranges yet: the Node's podCIDRs are not set, and the template's ipam has none")
 
+var errNoTapir = errors.New(`plugins: want one of type "tapir", got none`)
+
 // list is a configuration list with all keys that it has, also those that tapir does not know.
 type list struct {
 	keys    map[string]any
@@ -66,7 +68,6 @@ func (l list) ours() map[string]any {
 func (l list) types() (all []string) {
 	seen := map[string]bool{}
 	add := func(kind string) {
-		// tapir serves its own IPAM without the program, which others may name.
 		if kind != "" && !seen[kind] {
 			seen[kind] = true
 			all = append(all, kind)
@@ -97,7 +98,7 @@ func (l list) write() ([]byte, error) {
 func (l list) fill(ranges []netip.Prefix, annotations []string) error {
 	tapir := l.ours()
 	if tapir == nil {
-		return errors.New(`plugins: want one of type "tapir", got none`)
+		return errNoTapir
 	}
 	if _, ok := tapir["podAnnotations"]; !ok && len(annotations) > 0 {
 		tapir["podAnnotations"] = annotations
@@ -106,7 +107,10 @@ func (l list) fill(ranges []netip.Prefix, annotations []string) error {
 		capability(tapir, "io.kubernetes.cri.pod-annotations")
 	}
 	ipam, ok := tapir["ipam"].(map[string]any)
-	if !ok || ipam["type"] != "tapir-ipam" || ipam["ranges"] != nil {
+	if !ok || ipam["type"] != "tapir-ipam" {
+		return nil
+	}
+	if has, ok := ipam["ranges"].([]any); ok && len(has) > 0 {
 		return nil
 	}
 	if len(ranges) == 0 {
@@ -118,17 +122,27 @@ func (l list) fill(ranges []netip.Prefix, annotations []string) error {
 	}
 	ipam["ranges"] = sets
 	if ipam["routes"] == nil {
-		var routes []map[string]any
-		for _, r := range ranges {
-			if r.Addr().Is4() {
-				routes = append(routes, map[string]any{"dst": "0.0.0.0/0"})
-			} else {
-				routes = append(routes, map[string]any{"dst": "::/0"})
-			}
-		}
-		ipam["routes"] = routes
+		ipam["routes"] = defaultRoutes(ranges)
 	}
 	return nil
+}
+
+// defaultRoutes are one for each family that the ranges have.
+func defaultRoutes(ranges []netip.Prefix) (routes []map[string]any) {
+	has := map[bool]bool{}
+	for _, r := range ranges {
+		is4 := r.Addr().Is4()
+		if has[is4] {
+			continue
+		}
+		has[is4] = true
+		dst := "::/0"
+		if is4 {
+			dst = "0.0.0.0/0"
+		}
+		routes = append(routes, map[string]any{"dst": dst})
+	}
+	return routes
 }
 
 // capability has the runtime give the plugin what it has under that name.
@@ -143,35 +157,40 @@ func capability(plugin map[string]any, name string) {
 	}
 }
 
-// render is the template with what only the node knows.
-func render(template []byte, ranges []netip.Prefix, annotations []string) (list, error) {
-	l, err := parse(template)
-	if err != nil {
-		return l, fmt.Errorf("template: %w", err)
+// without is the list without tapir.
+func (l list) without() list {
+	out := list{keys: l.keys}
+	for _, p := range l.plugins {
+		if p["type"] != "tapir" {
+			out.plugins = append(out.plugins, p)
+		}
 	}
-	if err := l.fill(ranges, annotations); err != nil {
-		return l, err
-	}
-	return l, nil
+	return out
 }
 
-// extend is another network's list with the template's tapir at its end. A list that has a tapir already is given as it is, with had.
-func extend(other, template []byte, annotations []string) (l list, had bool, err error) {
+// same tells whether both say the same, however they are written.
+func (l list) same(other list) bool {
+	a, errA := l.write()
+	b, errB := other.write()
+	return errA == nil && errB == nil && bytes.Equal(a, b)
+}
+
+// extend is another network's list with the template's tapir at its end; of one that the list has already nothing stays.
+func extend(other, template []byte, annotations []string) (list, error) {
 	from, err := parse(template)
 	if err != nil {
-		return l, false, fmt.Errorf("template: %w", err)
-	}
-	if from.ours() == nil {
-		return l, false, errors.New(`template: plugins: want one of type "tapir", got none`)
-	}
-	if l, err = parse(other); err != nil {
-		return l, false, err
-	}
-	if l.ours() != nil {
-		return l, true, nil
+		return list{}, fmt.Errorf("template: %w", err)
 	}
 	tapir := from.ours()
+	if tapir == nil {
+		return list{}, fmt.Errorf("template: %w", errNoTapir)
+	}
+	l, err := parse(other)
+	if err != nil {
+		return list{}, err
+	}
+	l = l.without()
 	delete(tapir, "ipam") // the addresses are the other plugin's
 	l.plugins = append(l.plugins, tapir)
-	return l, false, l.fill(nil, annotations)
+	return l, l.fill(nil, annotations)
 }

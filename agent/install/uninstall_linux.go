@@ -3,92 +3,69 @@ package install
 import (
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// Uninstall takes away what Run put there: the configuration, or tapir out of the one that was extended, and the plugins. While attachments are
-// left the plugins stay, since the runtime needs them for each DEL; attachments is their number, force removes the plugins all the same. What it does
-// it says on out.
-func Uninstall(o Options, attachments int, force bool, out io.Writer) error {
+// RemoveConf takes away the configuration, or tapir out of the one that was extended: no new pod gets tapir after it. It says what it did.
+func RemoveConf(o Options) (did []string, err error) { return New(Config{Options: o}).removeConf() }
+
+// RemovePrograms takes away the programs. The runtime calls them for each DEL: no attachment may be left. It says what it did.
+func RemovePrograms(o Options) (did []string, err error) {
 	i := New(Config{Options: o})
 	var errs []error
-	if i.c.Mode != ModeBinaries {
-		errs = append(errs, i.removeConf(out))
+	for _, p := range i.copies() {
+		what, err := remove(p.to)
+		did, errs = append(did, what...), append(errs, err)
 	}
-	if attachments > 0 && !force {
-		_, err := fmt.Fprintf(out, "kept the plugins in %s: %d attachments are left, and the runtime calls them for each DEL; uninstall again when they are gone\n", i.c.CNIBinDir, attachments)
-		return errors.Join(append(errs, err)...)
-	}
-	for _, name := range programs {
-		errs = append(errs, remove(filepath.Join(i.c.CNIBinDir, name), out))
-	}
-	if i.c.BinDir != "" {
-		errs = append(errs, remove(filepath.Join(i.c.BinDir, tool), out))
-	}
-	for _, dir := range []string{i.c.CNIBinDir, i.confDir()} {
+	for _, dir := range i.folders() {
 		errs = append(errs, sweep(dir))
 	}
-	return errors.Join(errs...)
+	return did, errors.Join(errs...)
 }
 
-// removeConf removes tapir's configuration, or puts the original back in place of the extended one.
-func (i *Installer) removeConf(out io.Writer) error {
-	if i.c.Mode != ModeChained {
-		path := filepath.Join(i.confDir(), i.c.Name)
-		if data, err := os.ReadFile(path); err == nil {
-			if l, err := parse(data); err == nil && l.ours() == nil {
-				return fmt.Errorf("%s: it does not call tapir; it is left alone", path)
-			}
-		}
-		if err := remove(path, out); err != nil {
-			return err
-		}
-		if i.c.Mode == ModeRuntimeClass {
-			_ = os.Remove(i.confDir()) // others may have files there
-		}
-		return nil
+// removeConf is RemoveConf.
+func (i *Installer) removeConf() (did []string, err error) {
+	switch i.c.Mode {
+	case ModeCluster, ModeRuntimeClass:
+		did, err = i.removeOwn()
 	}
-	kept, err := filepath.Glob(filepath.Join(i.c.CNIConfDir, "*"+original("")))
-	if err != nil {
-		return err
-	}
-	var errs []error
+	// Whatever the mode is now: it may have been another.
+	kept, globErr := filepath.Glob(filepath.Join(i.c.CNIConfDir, "*"+originalSuffix))
+	errs := []error{err, globErr}
 	for _, from := range kept {
-		errs = append(errs, putBack(from, from[:len(from)-len(original(""))], out))
+		path := from[:len(from)-len(originalSuffix)]
+		what, err := i.putBack(path)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("put back %s: %w", path, err))
+			continue
+		}
+		did = append(did, what)
 	}
-	return errors.Join(errs...)
+	return did, errors.Join(errs...)
 }
 
-// putBack puts an original back, unless its owner has written or removed the file since.
-func putBack(from, to string, out io.Writer) error {
-	data, err := os.ReadFile(to)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return remove(from, out)
-	case err != nil:
-		return err
+// removeOwn removes tapir's own configuration.
+func (i *Installer) removeOwn() (did []string, err error) {
+	path := filepath.Join(i.confDir(), i.c.Name)
+	if data, err := os.ReadFile(path); err == nil {
+		if l, err := parse(data); err == nil && l.ours() == nil {
+			return nil, fmt.Errorf("%s: it does not call tapir; it is left alone", path)
+		}
 	}
-	if l, err := parse(data); err != nil || l.ours() == nil {
-		return remove(from, out)
+	if did, err = remove(path); err != nil {
+		return did, err
 	}
-	if err := os.Rename(from, to); err != nil {
-		return err
+	if i.c.Mode == ModeRuntimeClass {
+		_ = os.Remove(i.confDir()) // others may have files there
 	}
-	_, err = fmt.Fprintf(out, "put back %s\n", to)
-	return errors.Join(err, syncDir(filepath.Dir(to)))
+	return did, nil
 }
 
-func remove(path string, out io.Writer) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+func remove(path string) (did []string, err error) {
+	err = os.Remove(path)
+	if err == nil {
+		did = append(did, "removed "+path)
 	}
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(out, "removed %s\n", path)
-	return err
+	return did, ignoreNotExist(err)
 }

@@ -74,11 +74,11 @@ from it what can change meanwhile.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.over(file, cmd.Flags().Changed)
+			load := func() (config, error) { return flags.over(file, cmd.PersistentFlags().Changed) }
+			c, err := load()
 			if err != nil {
 				return err
 			}
-			load := func() (config, error) { return flags.over(file, cmd.Flags().Changed) }
 			switch {
 			case asJSON && !dryRun:
 				return usageError{errors.New("--json: want --dry-run with it")}
@@ -90,12 +90,14 @@ from it what can change meanwhile.`,
 			return serve(cmd.Context(), c, load)
 		},
 	}
+	cmd.AddCommand(newUninstall(func() (config, error) { return flags.over(file, cmd.PersistentFlags().Changed) }))
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	f := cmd.Flags()
+	f := cmd.PersistentFlags() // of uninstall too: it must be told what tapird was told
 	f.StringVar(&file, "config", "", "configuration file, JSON")
-	f.BoolVar(&check, "check", false, "check the configuration and whether this node can open queues, and end")
-	f.BoolVar(&dryRun, "dry-run", false, "say what would be done on this node now, do nothing, and end")
-	f.BoolVar(&asJSON, "json", false, "with --dry-run: print a sample of all attachments as JSON")
+	own := cmd.Flags()
+	own.BoolVar(&check, "check", false, "check the configuration and whether this node can open queues, and end")
+	own.BoolVar(&dryRun, "dry-run", false, "say what would be done on this node now, do nothing, and end")
+	own.BoolVar(&asJSON, "json", false, "with --dry-run: print a sample of all attachments as JSON")
 	f.StringVar(&flags.Socket, "socket", flags.Socket, "path of the socket")
 	f.StringSliceVar(&flags.StateDirs, "state-dir", flags.StateDirs, "folder of attachments; give every one that a configuration of this node names")
 	f.DurationVar((*time.Duration)(&flags.Timeout), "timeout", flags.Timeout.Std(), "of one connection")
