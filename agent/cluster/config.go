@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"os"
 )
 
 // Options are the configuration key "cluster" of tapird.
@@ -35,7 +37,7 @@ func (o Options) Validate(path string, add func(path, text string)) {
 	if !o.Enabled {
 		return
 	}
-	if o.Node == "" {
+	if cmp.Or(o.Node, os.Getenv(NodeNameEnv)) == "" {
 		add(path+".node", "want the name of this Node, here or in the environment's "+NodeNameEnv)
 	}
 	if _, err := parsePrefixes(o.NonMasqueradeCIDRs); err != nil {
