@@ -217,6 +217,9 @@ func refuseDuplicate(tx *state.Tx, rec *state.Attachment) error {
 	if err := refuseExisting(tx, rec.Key); err != nil {
 		return err
 	}
+	if rec.FixedMAC {
+		return nil
+	}
 	holder, ok, err := tx.ByGuestMAC(rec.Network, rec.GuestMAC)
 	if err == nil && ok {
 		err = withCode(CodeBusy, &state.MACInUseError{MAC: rec.GuestMAC, Holder: holder})

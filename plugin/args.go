@@ -21,6 +21,7 @@ type Args struct {
 	Owner   *int
 	Group   *int
 	Ignore  bool // IgnoreUnknown
+	Guest   *GuestConfig
 
 	PodName, PodNamespace string // K8S_POD_NAME, K8S_POD_NAMESPACE: to show them, and for sticky addresses
 
@@ -30,6 +31,7 @@ type Args struct {
 // argNames are the names of CNI_ARGS, for the nearest known one in an error.
 var argNames = []string{
 	"IgnoreUnknown", "IP", "MAC", "TAP", "TAP_NAME", "TAP_QUEUES", "TAP_OWNER", "TAP_GROUP",
+	"TAP_GUEST_MAC", "TAP_GUEST_IP", "TAP_GUEST_GATEWAY", "TAP_GUEST_IP6", "TAP_GUEST_GATEWAY6",
 	"TC_REDIRECT_TAP_NAME", "TC_REDIRECT_TAP_UID", "TC_REDIRECT_TAP_GID",
 }
 
@@ -91,6 +93,13 @@ func (a *Args) set(k, v string, fs *faults) {
 	case "TC_REDIRECT_TAP_GID":
 		a.Group = cmp.Or(a.Group, parseNumber(k, v, fs))
 	default:
+		if key, ok := guestArgs[k]; ok {
+			if a.Guest == nil {
+				a.Guest = new(GuestConfig)
+			}
+			*a.Guest.field(key) = v
+			return
+		}
 		if !strings.HasPrefix(k, "K8S_") && !slices.Contains(a.unknowns, k) {
 			a.unknowns = append(a.unknowns, k)
 		}

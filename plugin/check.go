@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -37,6 +38,9 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	}
 	if rec.Netns != args.Netns && rec.Netns != "" {
 		findings = append(findings, fmt.Sprintf("netns: want %q, got CNI_NETNS %q", rec.Netns, args.Netns))
+	}
+	if rec.Rebuilt {
+		p.recallGuest(&rec, plan)
 	}
 	findings = append(findings, comparePlan(plan, rec)...)
 	findings = append(findings, comparePrevResult(cfg.PrevResult, cfg.CNIVersion, rec)...)
@@ -104,6 +108,7 @@ func comparePlan(plan *Plan, rec state.Attachment) []string {
 		want = PlacementHost
 	}
 	f.differ("placement", want, rec.Placement)
+	f.differ("guest", guestLine(plan.Inside), guestLine(rec.Guest))
 	if rec.Rebuilt {
 		return f
 	}
@@ -126,6 +131,15 @@ func comparePlan(plan *Plan, rec state.Attachment) []string {
 	f.differ("owner", optional(plan.Owner), optional(rec.Owner))
 	f.differ("group", optional(plan.Group), optional(rec.GroupID))
 	return f
+}
+
+// guestLine is the guest's own addresses in a finding.
+func guestLine(inside []state.Address) string {
+	var parts []string
+	for _, a := range inside {
+		parts = append(parts, fmt.Sprintf("%s by %s", a.Prefix, a.Gateway))
+	}
+	return orNone(strings.Join(parts, ", "))
 }
 
 func orNone(s string) string { return cmp.Or(s, "none") }
@@ -158,6 +172,9 @@ func comparePrevResult(raw json.RawMessage, confVersion string, rec state.Attach
 		address := ip.Address.String()
 		if rec.Rebuilt { // from host routes, which do not know the link's prefix length
 			address = single(addrOf(ip.Address.IP)).String()
+		}
+		if slices.ContainsFunc(rec.Guest, func(g state.Address) bool { return g.Prefix.String() == ip.Address.String() }) {
+			continue // the Firecracker SDK's copy
 		}
 		if _, ok := want[address]; !ok {
 			f = append(f, fmt.Sprintf("prevResult: %s is not this attachment's", &ip.Address))

@@ -25,10 +25,11 @@ const (
 	choiceIP      = "ip"
 	choiceProfile = "profile"
 	choiceXDP     = "xdp"
+	choiceGuest   = "guest"
 )
 
 // choosable are the annotations that "podAnnotations" may name.
-var choosable = []string{choiceTAP, choiceQueues, choiceMAC, choiceIP, choiceProfile, choiceXDP}
+var choosable = []string{choiceTAP, choiceQueues, choiceMAC, choiceIP, choiceProfile, choiceXDP, choiceGuest}
 
 // Bounds of what comes from a pod, in bytes: the length of a profile's name, and of a value that an error shows.
 const (
@@ -43,6 +44,7 @@ type choices struct {
 	ips     []string
 	profile string // of the agent's tuner, whose configuration says whether the pod may have it
 	xdp     xdp.Mode
+	guest   *GuestConfig
 }
 
 // annotationPath is the place that a fault of an annotation names.
@@ -119,6 +121,8 @@ func (ch *choices) set(name, value string, c *Config, fs *faults) {
 			fs.Add(path, fmt.Sprintf("want one of %s, got %q", strings.Join(modes, ", "), shown(value)))
 		}
 		ch.xdp = xdp.Mode(value)
+	case choiceGuest:
+		ch.guest = parseGuestAnnotation(value, fs)
 	}
 }
 

@@ -33,6 +33,8 @@ type Config struct {
 	MTU int `json:"mtu" default:"0"`
 	// MAC of the guest, unicast. Empty: derived from network, container id and CNI_IFNAME.
 	MAC string `json:"mac" default:"\"\""`
+	// An identity that the guest brings along, the same in each clone of a snapshot. The pod keeps its own addresses; tapir translates between both (below). Not with placement host, vmm kata, or after another plugin.
+	Guest *GuestConfig `json:"guest" default:"none"`
 	// User id that may open the TAP. Where neither owner nor group is given the owner is 0.
 	Owner *int `json:"owner" default:"0"`
 	// Group id that may open the TAP. Where both are given the kernel wants both to match.
@@ -75,6 +77,20 @@ type Config struct {
 	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments" default:"none"`
 	// The older name of cni.dev/valid-attachments; written by the runtime.
 	Attachments json.RawMessage `json:"cni.dev/attachments" default:"none"`
+}
+
+// GuestConfig is the key "guest": what the guest has inside, whatever its pod is called outside.
+type GuestConfig struct {
+	// The guest's MAC. Others of the network may have the same. Empty: as without an identity.
+	MAC string `json:"mac" default:"\"\""`
+	// The guest's IPv4 address with its prefix length, as in 172.16.0.2/30. Empty: the guest has the pod's.
+	IP string `json:"ip" default:"\"\""`
+	// The guest's IPv4 gateway, inside the prefix or link-local. It goes with ip.
+	Gateway string `json:"gateway" default:"\"\""`
+	// The guest's IPv6 address with its prefix length. Empty: the guest has the pod's.
+	IP6 string `json:"ip6" default:"\"\""`
+	// The guest's IPv6 gateway, inside the prefix or link-local. It goes with ip6.
+	Gateway6 string `json:"gateway6" default:"\"\""`
 }
 
 // XDPConfig is the key "xdp".

@@ -32,6 +32,7 @@ var sections = []section{
 	{"`ipam.ranges[][]`", "ipam.Range"},
 	{"`ipam.routes[]`", "ipam.Route"},
 	{"`dns`", "DNSConfig"},
+	{"`guest`", "GuestConfig"},
 	{"`xdp`", "XDPConfig"},
 	{"`runtimeConfig`", "RuntimeConfig"},
 	{"`runtimeConfig.dns`", "RuntimeDNS"},
@@ -162,6 +163,17 @@ func typeName(e ast.Expr) string {
 	return fmt.Sprintf("%T", e)
 }
 
+const guestDoc = `
+## A guest with an identity of its own
+
+Clones of one snapshot have one MAC and one address, inside. With `+"`guest`"+` each has its pod's addresses outside, which IPAM gives and everybody else knows: routes, Services,
+policies, leases, limits, tapirctl and the result. At the TAP one is put in the place of the other, in both families, without state ([design/0010](design/0010-fixed-guest-identity.md)
+says what of a packet, and what is refused). It comes whole from the first of: CNI_ARGS TAP_GUEST_…, the annotation tapir.dev/guest, the key. An `+"`ip`"+` takes the place of the one
+IPv4 address that IPAM gives, an `+"`ip6`"+` that of the one IPv6 address; a family that is left out keeps the pod's. The guest's gateway is answered for at the TAP, with the MAC that it has on
+every node; it is a way out and no host: it does not answer pings. What the guest is told is its inside: `+"`tapirctl guest-config`"+`, the copy of the address and the routes in result layout firecracker,
+DHCP. With `+"`\"when\": \"annotated\"`"+` the key is for pods with a TAP. Without a MAC in it the guest needs the one that tapir derives, or `+"`spoofCheck`"+` drops what it sends.
+`
+
 const stickyDoc = `
 ## Sticky addresses
 
@@ -179,6 +191,7 @@ var choiceDocs = map[string]string{
 	choiceMAC:     "MAC of the guest, as the key `mac`.",
 	choiceIP:      "One address, or two with a comma between: one of each set of `ipam.ranges` at most. Only with tapir-ipam, or after another plugin, which must have given them.",
 	choiceProfile: "Profile of the agent's tuner ([tuner.md](tuner.md)), whose own list says which ones pods may have.",
+	choiceGuest:   "The key `guest` as JSON, whole.",
 	choiceXDP:     "`off`: no part in the shortcut; else as the key `xdp.mode`.",
 }
 
@@ -231,6 +244,7 @@ Addresses of the first three are asked for together.
 		}
 	}
 	renderChoices(t, &b)
+	b.WriteString(guestDoc)
 	fmt.Fprintf(&b, stickyDoc, state.MaxRemembered, state.RememberFor.Hours())
 	return b.String()
 }

@@ -26,8 +26,9 @@ func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("guest MAC: %w", err)
 	}
-	guest := xdp.Endpoint{SpoofCheck: rec.SpoofCheck, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC, Gateways: gateways(rec.Addresses)}
-	for _, a := range rec.Addresses {
+	inside := rec.GuestAddresses()
+	guest := xdp.Endpoint{SpoofCheck: rec.SpoofCheck, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC, Gateways: gateways(inside), Outside: rec.Outside()}
+	for _, a := range inside {
 		guest.Addresses = append(guest.Addresses, a.Prefix)
 	}
 	tapIndex, podIndex := uint32(rec.TAP.Index), uint32(rec.Pod.Index)
@@ -43,6 +44,9 @@ func endpoints(rec *state.Attachment) (map[uint32]xdp.Endpoint, error) {
 		guest.Redirect = xdp.RedirectEgress // by the pod end's queue, not past it
 	}
 	pod := xdp.Endpoint{Role: xdp.RolePod, Counters: tapIndex, Peer: tapIndex, Redirect: xdp.RedirectEgress, GuestMAC: mac, GatewayMAC: xdp.GatewayMAC}
+	if len(guest.Outside) > 0 {
+		pod.Addresses, pod.Outside = guest.Addresses, guest.Outside
+	}
 	return map[uint32]xdp.Endpoint{tapIndex: guest, podIndex: pod}, nil
 }
 

@@ -49,7 +49,9 @@ type Plan struct {
 	Profile  string // of the agent's tuner
 	VMM      string
 	MAC      net.HardwareAddr
-	MTU      int // 0: the default route's device
+	FixedMAC bool            // of a snapshot: other guests of the network may have it
+	Inside   []state.Address // what the guest has in place of the pod's address of the family
+	MTU      int             // 0: the default route's device
 	DNS      state.DNS
 	Layout   string
 	Redirect string
@@ -112,6 +114,7 @@ func newPlan(cfg *Config, cfgFaults faults, args *skel.CmdArgs, chained bool) (*
 	p.planShortcut(cfg, ch)
 	p.planBandwidth(cfg, &fs)
 	p.planMAC(cfg, a, ch, conv, &fs, &argFaults)
+	p.planGuest(cfg, a, ch, &fs, &argFaults)
 	if p.Chained {
 		p.planForeign(cfg, a, ch, conv, &fs, &argFaults)
 	} else {
@@ -218,6 +221,9 @@ func (p *Plan) planIPAM(cfg *Config, a Args, ch choices, conv conventions, fs *f
 	p.planChosenIPs(ch, fs)
 	for _, s := range set.Sets {
 		p.Subnets = append(p.Subnets, s.Subnets()...)
+	}
+	if len(problems) == 0 {
+		*fs = append(*fs, p.insideFaults(p.countSets)...)
 	}
 	if p.MTU != 0 && p.MTU < minIPv6MTU && hasIPv6(p.Subnets) {
 		fs.Add("mtu", fmt.Sprintf("want at least %d with IPv6 ranges, got %d", minIPv6MTU, p.MTU))

@@ -34,7 +34,7 @@ func (a *apply) record(ctx context.Context) (*state.Attachment, error) {
 		rec.Pod = state.Device{Name: p.Key.IfName, MAC: p.MAC.String()}
 		rec.Host = state.Device{Name: p.HostName, MAC: xdp.GatewayMAC.String()}
 	}
-	rec.GuestMAC = p.MAC.String()
+	rec.GuestMAC, rec.FixedMAC, rec.Guest = p.MAC.String(), p.FixedMAC, p.Inside
 	method, err := redirectMethod(p.Redirect)
 	if err != nil {
 		return nil, err
@@ -75,6 +75,9 @@ func (a *apply) delegateIPAM(ctx context.Context, rec *state.Attachment) error {
 	a.undo.push("lease of "+p.Delegate, func() error { return delegate(ctx, "DEL", p.Delegate, p.stdin) })
 	d, err := delegateAdd(ctx, p.Delegate, p.stdin)
 	if err != nil {
+		return err
+	}
+	if err := p.refuseInside(d.addresses); err != nil {
 		return err
 	}
 	giveGateways(d.addresses)

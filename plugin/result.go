@@ -32,6 +32,9 @@ func buildResult(rec *state.Attachment, plan *Plan) *current.Result {
 	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.TAP.MAC, Mtu: rec.MTU, Sandbox: sandbox})
 	if plan.Layout == LayoutFirecracker {
 		addPseudo(r, rec)
+		if len(rec.Guest) > 0 {
+			r.Routes = routesOf(rec.GuestRoutes())
+		}
 	}
 	return r
 }
@@ -52,18 +55,24 @@ func ownResult(rec *state.Attachment) *current.Result {
 	for _, a := range rec.Addresses {
 		r.IPs = append(r.IPs, ipConfig(a, podEnd))
 	}
-	for _, route := range rec.Routes {
-		r.Routes = append(r.Routes, &types.Route{Dst: *ipNet(route.Dst), GW: ipOrNil(route.GW)})
-	}
+	r.Routes = routesOf(rec.Routes)
 	return r
 }
 
+func routesOf(routes []state.Route) (out []*types.Route) {
+	for _, route := range routes {
+		out = append(out, &types.Route{Dst: *ipNet(route.Dst), GW: ipOrNil(route.GW)})
+	}
+	return out
+}
+
 // addPseudo adds the entry by which the Firecracker SDK finds the guest: the TAP's name with the container id for a
-// sandbox, and on it one IPv4 address with a gateway (vmconf.StaticNetworkConfFrom).
+// sandbox, and on it one IPv4 address with a gateway (vmconf.StaticNetworkConfFrom). The SDK makes the guest's boot argument of it: where
+// the guest brings an address of its own, it is that one.
 func addPseudo(r *current.Result, rec *state.Attachment) {
 	pseudo := len(r.Interfaces)
 	r.Interfaces = append(r.Interfaces, &current.Interface{Name: rec.TAP.Name, Mac: rec.GuestMAC, Mtu: rec.MTU, Sandbox: rec.ContainerID})
-	for _, a := range rec.Addresses {
+	for _, a := range rec.GuestAddresses() {
 		if a.Prefix.Addr().Is4() && a.Gateway.IsValid() {
 			r.IPs = append(r.IPs, ipConfig(a, &pseudo))
 			return

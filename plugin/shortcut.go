@@ -138,9 +138,20 @@ func participant(rec *state.Attachment) (xdp.Participant, error) {
 		return xdp.Participant{}, fmt.Errorf("guest MAC: %w", err)
 	}
 	return xdp.Participant{
-		TAP: uint32(rec.TAP.Index), Host: uint32(rec.Host.Index), HostNSID: int32(rec.XDP.NSID), MAC: mac, Addresses: prefixesOf(rec),
+		TAP: uint32(rec.TAP.Index), Host: uint32(rec.Host.Index), HostNSID: int32(rec.XDP.NSID), MAC: mac, Addresses: prefixesOf(rec), Inside: insideOf(rec),
 		MTU: rec.MTU, SpoofCheck: rec.SpoofCheck, NoShortcut: rec.XDP.Flagged || rec.Bandwidth != nil, Counters: uint32(rec.TAP.Index),
 	}, nil
+}
+
+// insideOf are the addresses that the guest has in place of the pod's, in the order of the pod's.
+func insideOf(rec *state.Attachment) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range rec.Addresses {
+		if inside, ok := rec.Inside(a.Prefix.Addr().Is4()); ok {
+			out = append(out, inside.Prefix.Addr())
+		}
+	}
+	return out
 }
 
 func prefixesOf(rec *state.Attachment) []netip.Prefix {

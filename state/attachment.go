@@ -114,7 +114,9 @@ type Attachment struct {
 	MTU       int    `json:"mtu"`
 	GuestMAC  string `json:"guestMAC"`
 
-	Addresses []Address `json:"addresses,omitempty"` // IPv4 first
+	Addresses []Address `json:"addresses,omitempty"` // of the pod, IPv4 first; the guest's too, but for those of Guest
+	Guest     []Address `json:"guest,omitempty"`     // what the guest has in place of the pod's address of the family, the same in each clone of a snapshot: IPv4 first
+	FixedMAC  bool      `json:"fixedMAC,omitempty"`  // GuestMAC is the same in each clone: others of the network may have it
 	Routes    []Route   `json:"routes,omitempty"`
 	DNS       DNS       `json:"dns,omitzero"`
 

@@ -117,14 +117,15 @@ func (s *Store) fill(ctx context.Context, tx *Tx, found *[]Attachment) error {
 	return nil
 }
 
-// restore records what the kernel knows of an attachment. What two devices claim goes to the first.
+// restore records what the kernel knows of an attachment. An address that two devices claim goes to the first. A MAC that two have is that of
+// clones: no other ADD gives it twice.
 func (tx *Tx) restore(a Attachment) error {
 	a.Rebuilt = true
 	if a.GuestMAC != "" {
 		if _, taken, err := tx.ByGuestMAC(a.Network, a.GuestMAC); err != nil {
 			return err
 		} else if taken {
-			a.GuestMAC = ""
+			a.FixedMAC = true
 		}
 	}
 	if err := tx.Put(a); err != nil {

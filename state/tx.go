@@ -183,12 +183,13 @@ func (tx *Tx) Put(a Attachment) error {
 	if err != nil {
 		return err
 	}
-	if found && old.GuestMAC != "" && old.GuestMAC != a.GuestMAC {
+	indexed := found && old.GuestMAC != "" && !old.FixedMAC
+	if indexed && (old.GuestMAC != a.GuestMAC || a.FixedMAC) {
 		if err := tx.delete(bucketMACs, macKey(a.Network, old.GuestMAC)); err != nil {
 			return err
 		}
 	}
-	if a.GuestMAC != "" && old.GuestMAC != a.GuestMAC {
+	if a.GuestMAC != "" && !a.FixedMAC && (!indexed || old.GuestMAC != a.GuestMAC) {
 		holder, taken, err := tx.ByGuestMAC(a.Network, a.GuestMAC)
 		if err != nil {
 			return err
@@ -209,7 +210,7 @@ func (tx *Tx) Delete(key Key) error {
 	if err != nil || !found {
 		return err
 	}
-	if a.GuestMAC != "" {
+	if a.GuestMAC != "" && !a.FixedMAC {
 		if err := tx.delete(bucketMACs, macKey(key.Network, a.GuestMAC)); err != nil {
 			return err
 		}
@@ -229,7 +230,7 @@ func (tx *Tx) ForEach(network string, fn func(Attachment) error) error {
 	})
 }
 
-// ByGuestMAC finds the attachment of the network whose guest has the MAC.
+// ByGuestMAC finds the attachment of the network whose guest has the MAC, and alone: not one of clones ([Attachment.FixedMAC]).
 func (tx *Tx) ByGuestMAC(network, mac string) (key Key, ok bool, err error) {
 	value, err := tx.get(bucketMACs, macKey(network, mac))
 	if err != nil || value == nil {

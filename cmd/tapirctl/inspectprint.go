@@ -43,6 +43,9 @@ func (v *inspected) print(out io.Writer) error {
 	for _, a := range r.Addresses {
 		line("address", "%s, gateway %s", a.Prefix, a.Gateway)
 	}
+	for _, a := range r.Guest {
+		line("inside", "%s, gateway %s, in place of the address of that family", a.Prefix, a.Gateway)
+	}
 	if v.Lease != nil {
 		line("lease", "since %s, rests for %s", v.Lease.Acquired.Format("2006-01-02 15:04:05"), v.Lease.ReuseDelay)
 	}
@@ -60,7 +63,11 @@ func (v *inspected) print(out io.Writer) error {
 	section("map entries")
 	for _, name := range slices.Sorted(maps.Keys(v.Entries)) {
 		e := v.Entries[name]
-		line(name, "role %s, redirect %s to %d, spoof check %s, guest %s %v", e.Role, e.Redirect, e.Peer, yesNo(e.SpoofCheck), e.GuestMAC, e.Addresses)
+		called := ""
+		if len(e.Outside) > 0 {
+			called = fmt.Sprintf(", outside %v", e.Outside)
+		}
+		line(name, "role %s, redirect %s to %d, spoof check %s, guest %s %v%s", e.Role, e.Redirect, e.Peer, yesNo(e.SpoofCheck), e.GuestMAC, e.Addresses, called)
 	}
 	section("settings that tapird changed")
 	for _, c := range v.Changes {

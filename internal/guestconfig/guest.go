@@ -55,7 +55,7 @@ func FromAttachment(a state.Attachment) (Guest, error) {
 	netns, _ := a.TAPNetns()
 	g := Guest{
 		IfName: a.IfName, MAC: a.GuestMAC, MTU: a.MTU,
-		Addresses: slices.Clone(a.Addresses), Routes: slices.Clone(a.Routes), DNS: a.DNS,
+		Addresses: a.GuestAddresses(), Routes: a.GuestRoutes(), DNS: a.DNS,
 		TAP: a.TAP.Name, Queues: a.Queues, VMM: a.VMM, Netns: netns, OnHost: a.OnHost(),
 		ContainerID: a.ContainerID, NoNAPI: a.NoNAPI, DAN: a.DAN,
 	}

@@ -382,3 +382,39 @@ func TestShellJoinSurvivesAShell(t *testing.T) {
 		t.Errorf("want %s, got %s", want, got)
 	}
 }
+
+// Where the guest brings an address of its own, the record and layout "firecracker" tell it, and no form speaks of the pod's.
+func TestGuestWithAnAddressOfItsOwn(t *testing.T) {
+	a := dual()
+	a.Guest = []state.Address{
+		{Prefix: netip.MustParsePrefix("172.16.0.2/30"), Gateway: netip.MustParseAddr("172.16.0.1")},
+		{Prefix: netip.MustParsePrefix("fd00:172::2/126"), Gateway: netip.MustParseAddr("fd00:172::1")},
+	}
+	g, err := guestconfig.FromAttachment(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(a.Guest, g.Addresses, compareAddr); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+	all, err := g.All(guestconfig.AllOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pods := range []string{"10.9.0.2", "10.9.0.1", "fd00:9::2", "fd00:9::1"} {
+		if strings.Contains(all.IPLine+all.NetworkConfig, pods) {
+			t.Errorf("the guest is told of %s:\n%s\n%s", pods, all.IPLine, all.NetworkConfig)
+		}
+	}
+	pseudo := strings.Replace(criResult, `"sandbox": "/run/netns/s1"}],`, `"sandbox": "/run/netns/s1"},
+	  {"name": "tap-eth0", "mac": "0a:58:0a:09:00:02", "mtu": 1450, "sandbox": "c1"}],`, 1)
+	pseudo = strings.Replace(pseudo, `"gateway": "fd00:9::1"}],`, `"gateway": "fd00:9::1"},
+	  {"interface": 3, "address": "172.16.0.2/30", "gateway": "172.16.0.1"}],`, 1)
+	got, err := guestconfig.FromResult(parseResult(t, pseudo), guestconfig.Query{ContainerID: "c1", IfName: "eth0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(a.Guest[:1], got.Addresses, compareAddr); diff != "" {
+		t.Errorf("addresses of the result (-want +got):\n%s", diff)
+	}
+}

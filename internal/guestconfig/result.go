@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -25,7 +26,8 @@ type Query struct {
 // Placement host has no pod end: the TAP stands in "/proc/1/ns/net", addresses point to nothing, and only layout "firecracker" tells the
 // guest's MAC.
 //
-// A result does not say how many queues the TAP was made for: q.Queues does.
+// A result does not say how many queues the TAP was made for: q.Queues does. Where the guest brings an address of its own (the key
+// "guest"), layout "firecracker" tells the IPv4 one, and the guest is given that alone; the others tell the pod's.
 func FromResult(result *types100.Result, q Query) (Guest, error) {
 	layout, err := readLayout(result, q)
 	if err != nil {
@@ -60,6 +62,7 @@ func FromResult(result *types100.Result, q Query) (Guest, error) {
 // its addresses.
 type layout struct {
 	tap, guest, addresses int
+	pseudo                int // the entry with the copy for the Firecracker SDK; -1: none
 	onHost                bool
 }
 
@@ -73,7 +76,7 @@ func hostLayout(result *types100.Result, pseudo int) (l layout, ok bool) {
 	}
 	for i, iface := range result.Interfaces {
 		if iface.Sandbox == hostNetns && iface.Name == result.Interfaces[pseudo].Name {
-			return layout{tap: i, guest: pseudo, addresses: -1, onHost: true}, true
+			return layout{tap: i, guest: pseudo, addresses: -1, pseudo: pseudo, onHost: true}, true
 		}
 	}
 	return layout{}, false
@@ -117,18 +120,31 @@ func readLayout(result *types100.Result, q Query) (layout, error) {
 		return layout{}, fmt.Errorf("no interface in %q is a TAP; result \"plain\" names none, and a plain pod has none",
 			result.Interfaces[pod].Sandbox)
 	}
-	l := layout{tap: tap, guest: pod, addresses: pod}
+	l := layout{tap: tap, guest: pod, addresses: pod, pseudo: pseudo}
 	if pseudo >= 0 {
 		l.guest = pseudo
 	}
 	return l, nil
 }
 
+// addressesOf takes the pod's addresses. The pseudo entry's copy would be one of them a second time; where it is not, it is the guest's own.
 func addressesOf(result *types100.Result, l layout) ([]state.Address, error) {
+	pods, err := addressesOn(result, l.addresses)
+	if err != nil || l.pseudo < 0 {
+		return pods, err
+	}
+	own, err := addressesOn(result, l.pseudo)
+	if err != nil || len(own) == 0 || slices.Contains(pods, own[0]) {
+		return pods, err
+	}
+	return own, nil
+}
+
+// addressesOn are the addresses of one interface, and those of none.
+func addressesOn(result *types100.Result, iface int) ([]state.Address, error) {
 	var out []state.Address
 	for i, ip := range result.IPs {
-		// The pseudo entry's copy would be the same address a second time.
-		if ip.Interface != nil && *ip.Interface != l.addresses {
+		if ip.Interface != nil && *ip.Interface != iface {
 			continue
 		}
 		prefix, ok := prefixOf(ip.Address)

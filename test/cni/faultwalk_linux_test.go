@@ -40,6 +40,11 @@ var modes = []mode{
 		n.pod("sharer", withShortcut("native")).add() // its programs are there already, as on any node but a new one
 		return n.pod("c1", withShortcut("native").with(object{"runtimeConfig": limits})), nil
 	}},
+	{"clone of a snapshot with the shortcut", 4, func(_ *testing.T, n *node) (*pod, func() []string) {
+		c := withShortcut("native").with(object{"guest": snapshot})
+		n.pod("sharer", c).add()
+		return n.pod("c1", c), nil
+	}},
 	{"plain pod", 3, func(_ *testing.T, n *node) (*pod, func() []string) {
 		return n.pod("c1", conf(object{"when": "annotated"})), nil
 	}},
