@@ -93,6 +93,9 @@ func New(c Config) *Agent {
 	return a
 }
 
+// Watcher is the node's attachments.
+func (a *Agent) Watcher() *watch.Watcher { return a.watch }
+
 // Installer is what keeps tapir installed. Without [install.Options].From it installs nothing.
 func (a *Agent) Installer() *install.Installer { return a.install }
 

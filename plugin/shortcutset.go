@@ -54,17 +54,31 @@ func (c Shortcuts) Set(ctx context.Context, key state.Key, mode xdp.Mode) (state
 	return out, nil
 }
 
-// Flag keeps an attachment's frames off the shortcut, in both directions and at once, or lets them on it again.
+// Flag keeps an attachment's frames off the shortcut, in both directions and at once, or lets them on it again. It is the operator's word.
 func (c Shortcuts) Flag(ctx context.Context, key state.Key, flagged bool) error {
+	return c.flag(ctx, key, func(x *state.XDP) { x.Flagged = flagged })
+}
+
+// FlagPolicy is Flag for pods that a NetworkPolicy selects: either word keeps an attachment off the shortcut.
+func (c Shortcuts) FlagPolicy(ctx context.Context, key state.Key, selected bool) error {
+	return c.flag(ctx, key, func(x *state.XDP) { x.Policy = selected })
+}
+
+// offShortcut says whether an attachment that has a part in the shortcut is kept off it.
+func offShortcut(rec *state.Attachment) bool {
+	return rec.XDP.Flagged || rec.XDP.Policy || rec.Bandwidth != nil
+}
+
+func (c Shortcuts) flag(ctx context.Context, key state.Key, change func(*state.XDP)) error {
 	err := c.held(ctx, key, func(rec *state.Attachment, _ func() error) error {
-		if rec.XDP.Flagged = flagged; rec.XDP.Mode == "" {
+		if change(&rec.XDP); rec.XDP.Mode == "" {
 			return nil // it acts when the shortcut is turned on
 		}
 		s, err := xdp.OpenLayout(c.BPFFS, cmp.Or(rec.XDP.Layout, xdp.ShortcutLayout())) // a rebuilt record does not know it
 		if err != nil {
 			return err
 		}
-		return errors.Join(s.SetNoShortcut(tapIndex(*rec), flagged || rec.Bandwidth != nil), s.Close())
+		return errors.Join(s.SetNoShortcut(tapIndex(*rec), offShortcut(rec)), s.Close())
 	})
 	if err != nil {
 		return fmt.Errorf("flag %s: %w", key, err)

@@ -10,4 +10,5 @@ type XDP struct {
 	Uplink string `json:"uplink,omitempty"` // "xdp.uplink" of the configuration
 
 	Flagged bool `json:"flagged,omitempty"` // "no shortcut", by "tapirctl xdp flag"
+	Policy  bool `json:"policy,omitempty"`  // likewise, by tapird: a NetworkPolicy selects the pod
 }

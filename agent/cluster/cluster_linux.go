@@ -39,6 +39,9 @@ type Config struct {
 	Options
 	Client  kubernetes.Interface // nil: of Options.Kubeconfig
 	Install Install              // nil: nothing is installed
+	// Attachments and Flag keep pods that a NetworkPolicy selects off the shortcut; nil: nobody does.
+	Attachments Attachments
+	Flag        FlagFunc
 	Logger  *slog.Logger
 }
 
@@ -73,6 +76,9 @@ func New(c Config) (*Cluster, error) {
 		c: c, log: c.Logger, except: except, peers: map[string]peer{}, ranges: make(chan struct{}, 1), wake: make(chan struct{}, 1), failure: "not begun",
 	}, nil
 }
+
+// SetAttachments gives the node's attachments and what flags them, before Run.
+func (c *Cluster) SetAttachments(all Attachments, flag FlagFunc) { c.c.Attachments, c.c.Flag = all, flag }
 
 // SetInstall gives the installer, which wants the Cluster as its ranges, before Run.
 func (c *Cluster) SetInstall(i Install) { c.c.Install = i }
@@ -182,7 +188,23 @@ func (c *Cluster) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.serve(ctx, client, lost)
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer cancel()
+	failed := make(chan error, 1)
+	following.Go(func() {
+		if err := c.followPolicies(ctx, client); ctx.Err() == nil {
+			failed <- fmt.Errorf("follow NetworkPolicies: %w", err)
+			cancel()
+		}
+	})
+	err = c.serve(ctx, client, lost)
+	select {
+	case cause := <-failed:
+		return cause
+	default:
+		return err
+	}
 }
 
 // serve makes the node's network what the picture says, whenever that or the network is another.

@@ -83,7 +83,7 @@ func xdpRows(o *options, all []recorded) ([]xdpRow, error) {
 func xdpRowOf(s *xdp.Shortcut, a recorded) xdpRow {
 	r := xdpRow{
 		Key: a.Key, TAP: a.TAP.Name, Ifindex: a.TAP.Index, Wanted: a.XDP.Wanted, Mode: string(xdp.ModeOff), Why: a.XDP.Why,
-		Flagged: a.XDP.Flagged || a.Bandwidth != nil && a.XDP.Mode != "", Limited: a.Bandwidth != nil, Counters: map[string]xdp.Counter{},
+		Flagged: a.XDP.Flagged || a.XDP.Policy || a.Bandwidth != nil && a.XDP.Mode != "", Limited: a.Bandwidth != nil, Counters: map[string]xdp.Counter{},
 	}
 	if r.Wanted == "" {
 		r.Wanted = string(xdp.ModeOff)

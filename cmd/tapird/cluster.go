@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -8,6 +9,8 @@ import (
 	"github.com/tapir-cni/tapir/agent"
 	"github.com/tapir-cni/tapir/agent/cluster"
 	"github.com/tapir-cni/tapir/agent/install"
+	"github.com/tapir-cni/tapir/agent/watch"
+	"github.com/tapir-cni/tapir/plugin"
 )
 
 // clusterConfig is the configuration key "cluster".
@@ -15,13 +18,13 @@ type clusterConfig = cluster.Options
 
 // joined is what the cluster has to do with the agent. Its zero value is a node without a cluster.
 type joined struct {
-	parts   []agent.Part
-	ranges  install.Ranges           // nil: the template has its own
-	install func(*install.Installer) // takes what says whether tapir is installed; nil: nobody asks
+	parts  []agent.Part
+	ranges install.Ranges     // nil: the template has its own
+	use    func(*agent.Agent) // takes what says whether tapir is installed, and the node's attachments; nil: nobody asks
 }
 
 // join makes the cluster's part, where the configuration has one.
-func join(o clusterConfig, log *slog.Logger) (joined, error) {
+func join(o clusterConfig, bpffs string, log *slog.Logger) (joined, error) {
 	if !o.Enabled {
 		return joined{}, nil
 	}
@@ -30,10 +33,13 @@ func join(o clusterConfig, log *slog.Logger) (joined, error) {
 		return joined{}, err
 	}
 	part := agent.Part{Name: "cluster", Run: c.Run, Plan: c.Plan, Ready: c.Ready, Notes: c.Unreachable}
-	return joined{parts: []agent.Part{part}, ranges: c, install: func(i *install.Installer) {
-		if i.Enabled() {
+	return joined{parts: []agent.Part{part}, ranges: c, use: func(a *agent.Agent) {
+		if i := a.Installer(); i.Enabled() {
 			c.SetInstall(i)
 		}
+		c.SetAttachments(a.Watcher(), func(ctx context.Context, id watch.ID, selected bool) error {
+			return plugin.Shortcuts{StateDir: id.Dir, BPFFS: bpffs}.FlagPolicy(ctx, id.Key, selected)
+		})
 	}}, nil
 }
 

@@ -150,15 +150,15 @@ func (c config) agentConfig(log *slog.Logger) agent.Config {
 
 // newAgent is the agent with its parts of the cluster, where there are some.
 func newAgent(c config, log *slog.Logger) (*agent.Agent, error) {
-	j, err := join(c.Cluster, log)
+	j, err := join(c.Cluster, c.BPFFS, log)
 	if err != nil {
 		return nil, err
 	}
 	made := c.agentConfig(log)
 	made.Parts, made.Install.Ranges = j.parts, j.ranges
 	a := agent.New(made)
-	if j.install != nil {
-		j.install(a.Installer())
+	if j.use != nil {
+		j.use(a)
 	}
 	return a, nil
 }
