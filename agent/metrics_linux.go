@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/tapir-cni/tapir/agent/install"
 	"github.com/tapir-cni/tapir/agent/metrics"
 	"github.com/tapir-cni/tapir/agent/reconcile"
 	"github.com/tapir-cni/tapir/agent/tuner"
@@ -45,7 +46,11 @@ func (a *Agent) metricsPart() part {
 			}
 			mine := l
 			l = nil
-			e := metrics.New(metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Tuner: told{a.tuner}, Reconciler: found{a.mend}, Uplinks: m.Uplinks, Logger: a.log})
+			c := metrics.Config{Watch: a.watch, Measure: a.measure, Parts: a.status.list, Tuner: told{a.tuner}, Reconciler: found{a.mend}, Uplinks: m.Uplinks, Logger: a.log}
+			if a.c.Install.Enabled() {
+				c.Install = installed{a.install}
+			}
+			e := metrics.New(c)
 			return e.Serve(ctx, mine, m.Profiles)
 		},
 		plan: func(_ context.Context, out io.Writer) error {
@@ -78,6 +83,15 @@ func (f found) Findings() []metrics.Findings {
 	}
 	return list
 }
+
+// installed is the installer, as metrics want it.
+type installed struct{ *install.Installer }
+
+// Foreign is how many configurations the runtime takes before tapir's.
+func (i installed) Foreign() int { return len(i.State().Foreign) }
+
+// Writes is how many files were written.
+func (i installed) Writes() uint64 { return i.State().Writes }
 
 // status is which parts run.
 type status struct {

@@ -41,6 +41,9 @@ type id int
 const (
 	buildInfo id = iota
 	partRunning
+	partReady
+	installForeign
+	installWrites
 	sampleSeconds
 	sampleProblems
 	watchReadings
@@ -94,6 +97,9 @@ const (
 var families = [familyCount]family{
 	buildInfo:           {"tapir_agent_build_info", gauge, ofNode, []string{"version"}, "", "1; the version of tapird."},
 	partRunning:         {"tapir_agent_part_running", gauge, ofNode, []string{"part"}, "parts", "1 while a part of tapird runs, 0 while it waits to be run again after a failure."},
+	partReady:           {"tapir_agent_part_ready", gauge, ofNode, []string{"part"}, "parts", "1 where a part runs and all is as it wants it, else 0; /readyz has the reason. Part install: an ADD would work."},
+	installForeign:      {"tapir_install_foreign_configurations", gauge, ofNode, nil, "only where tapird installs", "Configurations of other networks that the runtime takes before tapir's."},
+	installWrites:       {"tapir_install_writes_total", counter, ofNode, nil, "only where tapird installs", "Programs and configurations that were written; more than a few say that somebody undoes it."},
 	sampleSeconds:       {"tapir_agent_sample_duration_seconds", gauge, ofNode, nil, "", "What the reading of kernel and state took for this scrape."},
 	sampleProblems:      {"tapir_agent_sample_problems", gauge, ofNode, nil, "", "Things that could not be read for this scrape; series that depend on them are missing. tapird --dry-run --json names them."},
 	watchReadings:       {"tapir_watch_readings_total", counter, ofNode, nil, "", "State folders read."},

@@ -19,7 +19,7 @@ const docsHead = `# Metrics
 
 tapird serves them at ` + "`http://" + DefaultBind + "/metrics`" + ` in Prometheus' format; ` + "`--metrics-bind-address`" + ` (key ` + "`metricsBindAddress`" + `) gives another place, or none where it is empty.
 The default is the node alone, since the names of pods and what they move are nobody else's business: for a Prometheus elsewhere bind to the address that it reaches, and
-let only it through. Gzip is used where the scraper takes it. Beside it are ` + "`/healthz`" + ` (the process answers), ` + "`/readyz`" + ` (which parts run, as JSON; 503 while one does not or the attachments are not known
+let only it through. Gzip is used where the scraper takes it. Beside it are ` + "`/healthz`" + ` (the process answers), ` + "`/readyz`" + ` (which parts run and are ready, and why not, as JSON; 503 while one is not or the attachments are not known
 yet), and with ` + "`--pprof`" + ` /debug/pprof. [deploy/monitoring](../deploy/monitoring) has alert rules and a Grafana dashboard.
 
 A scrape reads everything at once, no older than 250 ms. It enters no network namespace, but those of pods whose sending is limited (bandwidth), for what that limit dropped. What

@@ -23,6 +23,7 @@ type Config struct {
 	Parts      func() []Part // nil: nothing is said of parts
 	Tuner      Tuner         // nil: there is none
 	Reconciler               // likewise
+	Install    Install       // likewise
 
 	Uplinks []string // devices of the node to be looked at
 	Logger  *slog.Logger
@@ -99,6 +100,9 @@ func (e *Exporter) fill(ctx context.Context, p *page) error {
 	}
 	if e.c.Reconciler != nil {
 		p.reconciler(e.c.Reconciler)
+	}
+	if e.c.Install != nil {
+		p.install(e.c.Install)
 	}
 	problems = append(problems, s.QueuesErr)
 	unread := 0

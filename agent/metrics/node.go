@@ -61,11 +61,26 @@ type Part struct {
 	Notes    []string `json:"notes,omitempty"` // what should be known though it is ready
 }
 
+// Ready tells whether the part runs and all is as it wants it.
+func (p Part) Ready() bool { return p.Running && p.NotReady == "" }
+
 func (p *page) parts(version string, parts []Part) {
 	p.add(buildInfo, nil, 1, version)
 	for _, one := range parts {
 		p.add(partRunning, nil, number(one.Running), one.Name)
+		p.add(partReady, nil, number(one.Ready()), one.Name)
 	}
+}
+
+// Install is what is told of the installation.
+type Install interface {
+	Foreign() int   // configurations before tapir's
+	Writes() uint64 // since the start
+}
+
+func (p *page) install(i Install) {
+	p.add(installForeign, nil, float64(i.Foreign()))
+	p.add(installWrites, nil, float64(i.Writes()))
 }
 
 // Decisions are how often the tuner decided something.

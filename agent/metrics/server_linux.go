@@ -67,7 +67,7 @@ func (e *Exporter) ready(w http.ResponseWriter, _ *http.Request) {
 		answer.Parts = e.c.Parts()
 	}
 	for _, p := range answer.Parts {
-		answer.Ready = answer.Ready && p.Running && p.NotReady == ""
+		answer.Ready = answer.Ready && p.Ready()
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if !answer.Ready {
