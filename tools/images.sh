@@ -26,9 +26,10 @@ if [ "$what" != test ]; then
 		-label org.opencontainers.image.title=tapir -label "org.opencontainers.image.version=$version" -label org.opencontainers.image.licenses=Apache-2.0 \
 		-label org.opencontainers.image.source=https://github.com/tapir-cni/tapir
 else
-	for program in pause probe; do
+	for program in pause probe vmpod; do
 		mkdir -p "$work/$program"
 		go -C test/cluster build -trimpath -buildvcs=false -ldflags "-s -w" -o "$work/$program/$program" "./images/$program"
 		"$work/image" -o "$out/$program.tar" -name "localhost/$program:1" -entrypoint "/$program" -platform "linux/$(go env GOARCH)=$work/$program"
 	done
+	install -m 755 "$work/probe/probe" "$out/probe" # for guests
 fi

@@ -39,12 +39,7 @@ func dialIn(ctx context.Context, netns, network, address string) (conn net.Conn,
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		var ns *os.File
-		if ns, err = os.Open(netns); err != nil {
-			return
-		}
-		defer ns.Close()
-		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		if err = enter(netns); err != nil {
 			return
 		}
 		// FallbackDelay < 0: a second attempt would be another goroutine's, in another netns.
@@ -67,4 +62,28 @@ func (c *Cluster) Carry(conn net.Conn) {
 		_, _ = io.Copy(server, conn) // the other side's end ends both
 	}()
 	_, _ = io.Copy(conn, server)
+}
+
+// Listen listens in the control plane's netns.
+func (c *Cluster) Listen(ctx context.Context, network, address string) (listener net.Listener, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked, as in dialIn
+		if err = enter("/run/netns/" + c.netns); err == nil {
+			listener, err = (&net.ListenConfig{}).Listen(ctx, network, address)
+		}
+	}()
+	<-done
+	return listener, err
+}
+
+// enter puts this thread into a netns.
+func enter(netns string) error {
+	ns, err := os.Open(netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
 }

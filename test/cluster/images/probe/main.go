@@ -1,12 +1,16 @@
 // Command probe is the pods of the cluster tests: it serves HTTP and says who asked, asks others, and becomes a program of the node's.
 //
-//	probe serve              on port 8080 of every address: the pod's name, the peer's address, the answering address
+//	probe serve [NAME]       on port 8080 of every address: the pod's name or NAME, the peer's address, the answering address;
+//	                         /get?url=URL: what URL answers this pod; /bytes?n=N: N bytes, the same each time
 //	probe get URL            print what it answers
 //	probe sum URL            read it all and print length and SHA-256
 //	probe chroot DIR PROGRAM [ARG…]
+//
+// As the first process of a microVM it serves, and becomes /agent (internal/microvm/guest), which sets the guest up.
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -31,12 +35,22 @@ func main() {
 }
 
 func run(args []string) error {
+	if os.Getpid() == 1 && len(os.Args) > 0 && os.Args[0] == "/init" {
+		return becomeGuest()
+	}
 	if len(args) == 0 {
 		return errors.New("want serve, get, sum or chroot")
 	}
 	switch {
-	case args[0] == "serve":
-		return serve()
+	case args[0] == "serve" && len(args) <= 2:
+		name, err := os.Hostname()
+		if len(args) == 2 {
+			name, err = args[1], nil
+		}
+		if err != nil {
+			return err
+		}
+		return serve(name)
 	case args[0] == "get" && len(args) == 2:
 		return get(args[1], os.Stdout)
 	case args[0] == "sum" && len(args) == 2:
@@ -54,6 +68,15 @@ func run(args []string) error {
 		return unix.Exec(args[2], args[2:], os.Environ())
 	}
 	return fmt.Errorf("want serve, get URL, sum URL or chroot DIR PROGRAM, got %q", args)
+}
+
+// becomeGuest leaves a server behind. The microVM's console is the kernel's, so that both have it.
+func becomeGuest() error {
+	console := []*os.File{os.Stdin, os.Stdout, os.Stderr}
+	if _, err := os.StartProcess("/init", []string{"probe", "serve", "guest"}, &os.ProcAttr{Files: console}); err != nil {
+		return err
+	}
+	return unix.Exec("/agent", []string{"/init"}, os.Environ())
 }
 
 type counter int64
@@ -77,16 +100,20 @@ func get(url string, w io.Writer) error {
 	return err
 }
 
-// serve answers until SIGTERM. /bytes?n=N gives N bytes that are the same each time.
-func serve() error {
-	name, err := os.Hostname()
-	if err != nil {
-		return err
-	}
+// serve answers until SIGTERM.
+func serve(name string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		fmt.Fprintf(w, "host=%s from=%s at=%s\n", name, r.RemoteAddr, local)
+	})
+	mux.HandleFunc("/get", func(w http.ResponseWriter, r *http.Request) {
+		var answer bytes.Buffer
+		if err := get(r.URL.Query().Get("url"), &answer); err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		_, _ = w.Write(answer.Bytes()) // the client sees what is missing
 	})
 	mux.HandleFunc("/bytes", func(w http.ResponseWriter, r *http.Request) {
 		n, err := strconv.ParseInt(r.URL.Query().Get("n"), 10, 64)

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/tapir-cni/tapir/test/bench/goal"
+)
+
+// Report is what was measured, in seconds.
+type Report struct {
+	Pods     int         `json:"pods"`
+	Rounds   int         `json:"rounds"`
+	Networks [2]Network  `json:"networks"`
+	Goals    []goal.Goal `json:"goals"`
+}
+
+// Network is one side: for each round the pods' times.
+type Network struct {
+	Name   string        `json:"name"`
+	Rounds []goal.Sample `json:"rounds"`
+}
+
+// all are the times of all rounds.
+func (n Network) all() goal.Sample { return slices.Concat(n.Rounds...) }
+
+// medians are the rounds' medians.
+func (n Network) medians() (s goal.Sample) {
+	for _, r := range n.Rounds {
+		s = append(s, r.Quantile(0.5))
+	}
+	return s
+}
+
+// bound is what a pod may take with tapir, of bridge's time: the median over rounds of the rounds' medians.
+const bound = 1.05
+
+func (r *Report) judge() {
+	var ratios goal.Sample // of rounds beside each other
+	theirs, ours := r.Networks[0].medians(), r.Networks[1].medians()
+	for i := range ours {
+		ratios = append(ratios, ours[i]/theirs[i])
+	}
+	r.Goals = append(r.Goals, goal.AtMost("pod_start_vs_bridge", ratios.Quantile(0.5), bound))
+}
+
+func (r *Report) write(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(t, "%d pods on two nodes at once, from creation to Running, seconds, %d rounds\n", r.Pods, r.Rounds)
+	fmt.Fprintf(t, "\tmedian\tp99\tmedians of the rounds\n")
+	for _, n := range r.Networks {
+		all := n.all()
+		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.2f\n", n.Name, all.Quantile(0.5), all.Quantile(0.99), n.medians())
+	}
+	fmt.Fprintln(t)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return goal.Write(w, r.Goals)
+}
