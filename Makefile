@@ -104,6 +104,12 @@ bench-ipam: build refplugins $(TOOLS)/bench-ipam ## Measure one allocation again
 	@tools/setup.sh net
 	$(TOOLS)/bench-ipam -bin bin -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
 
+.PHONY: bench-cluster
+bench-cluster: build refplugins k8s test-images ## Measure how long pods take to start on a real cluster, against bridge + host-local
+	@tools/setup.sh net cluster
+	@CGO_ENABLED=0 go -C test/cluster build -o $(CURDIR)/$(TOOLS)/bench-cluster ./bench
+	$(TOOLS)/bench-cluster -bin bin -k8s $(KUBERNETES) -refplugins $(REFPLUGINS) $(BENCH_FLAGS)
+
 .PHONY: test-kernels
 test-kernels: build refplugins ## Run the kernel tests on Debian's 6.1 and 6.12 under QEMU (KERNELS_FLAGS="-kernels 6.1 -packages test/cni")
 	tools/setup.sh net vm debianvm
