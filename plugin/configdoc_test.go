@@ -166,12 +166,12 @@ func typeName(e ast.Expr) string {
 const guestDoc = `
 ## A guest with an identity of its own
 
-Clones of one snapshot have one MAC and one address, inside. With `+"`guest`"+` each has its pod's addresses outside, which IPAM gives and everybody else knows: routes, Services,
+Clones of one snapshot have one MAC and one address, inside. With ` + "`guest`" + ` each has its pod's addresses outside, which IPAM gives and everybody else knows: routes, Services,
 policies, leases, limits, tapirctl and the result. At the TAP one is put in the place of the other, in both families, without state ([design/0010](design/0010-fixed-guest-identity.md)
-says what of a packet, and what is refused). It comes whole from the first of: CNI_ARGS TAP_GUEST_…, the annotation tapir.dev/guest, the key. An `+"`ip`"+` takes the place of the one
-IPv4 address that IPAM gives, an `+"`ip6`"+` that of the one IPv6 address; a family that is left out keeps the pod's. The guest's gateway is answered for at the TAP, with the MAC that it has on
-every node; it is a way out and no host: it does not answer pings. What the guest is told is its inside: `+"`tapirctl guest-config`"+`, the copy of the address and the routes in result layout firecracker,
-DHCP. With `+"`\"when\": \"annotated\"`"+` the key is for pods with a TAP. Without a MAC in it the guest needs the one that tapir derives, or `+"`spoofCheck`"+` drops what it sends.
+says what of a packet, and what is refused). It comes whole from the first of: CNI_ARGS TAP_GUEST_…, the annotation tapir.dev/guest, the key. An ` + "`ip`" + ` takes the place of the one
+IPv4 address that IPAM gives, an ` + "`ip6`" + ` that of the one IPv6 address; a family that is left out keeps the pod's. The guest's gateway is answered for at the TAP, with the MAC that it has on
+every node; it is a way out and no host: it does not answer pings. What the guest is told is its inside: ` + "`tapirctl guest-config`" + `, the copy of the address and the routes in result layout firecracker,
+DHCP. With ` + "`\"when\": \"annotated\"`" + ` the key is for pods with a TAP. Without a MAC in it the guest needs the one that tapir derives, or ` + "`spoofCheck`" + ` drops what it sends.
 `
 
 const stickyDoc = `

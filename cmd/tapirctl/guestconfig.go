@@ -17,16 +17,23 @@ var forms = []string{"all", "qemu", "qemu-microvm", "firecracker", "cloud-hyperv
 func newGuestConfig(o *options) *cobra.Command {
 	var form string
 	var opts guestconfig.AllOptions
+	var restore restoreOptions
 	cmd := &cobra.Command{
 		Use:   "guest-config CONTAINER-ID[/IFNAME]",
 		Short: "Print what a VMM and its guest must be told to use an attachment",
 		Long: `Print, for one attachment, QEMU arguments, Firecracker JSON and boot argument, Cloud Hypervisor arguments, a kernel
 ip= line and a cloud-init network-config (version 2), the commands by which its queues get NAPI (tapirctl fds, or exec for a VMM that
-takes no open queues), and for vmm kata the DAN file. What a VMM cannot do is said with the reason.`,
-		Example: "  tapirctl guest-config 7f3a --format qemu-microvm",
+takes no open queues), and for vmm kata the DAN file. What a VMM cannot do is said with the reason.
+
+With --restore, what brings a snapshot up on the attachment: Firecracker's snapshot/load with network_overrides, Cloud Hypervisor's restore, by name or with
+the queues from tapird, and QEMU's arguments with -incoming.`,
+		Example: "  tapirctl guest-config 7f3a --format qemu-microvm\n  tapirctl guest-config 7f3a --restore --snapshot /srv/snapshot --format firecracker",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains(forms, form) {
+			if err := restore.check(form); err != nil {
+				return usageError{err}
+			}
+			if !restore.on && !slices.Contains(forms, form) {
 				return usageError{fmt.Errorf("--format: want one of %s, got %q", strings.Join(forms, ", "), form)}
 			}
 			a, err := find(cmd.Context(), o, args[0])
@@ -36,6 +43,9 @@ takes no open queues), and for vmm kata the DAN file. What a VMM cannot do is sa
 			guest, err := guestconfig.FromAttachment(a.Attachment)
 			if err != nil {
 				return err
+			}
+			if restore.on {
+				return restore.print(cmd, o, guest, opts.QEMU, form)
 			}
 			all, err := guest.All(opts)
 			if err != nil {
@@ -48,7 +58,9 @@ takes no open queues), and for vmm kata the DAN file. What a VMM cannot do is sa
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&form, "format", "all", "one of "+strings.Join(forms, ", "))
+	f.StringVar(&form, "format", "all", "one of "+strings.Join(forms, ", ")+"; with --restore of "+strings.Join(restoreForms, ", "))
+	f.BoolVar(&restore.on, "restore", false, "what a VMM is told to restore a snapshot here")
+	f.StringVar(&restore.snapshot, "snapshot", "", "where it is: Firecracker's folder (with vmstate and memory), Cloud Hypervisor's folder, QEMU's file (default /srv/snapshot)")
 	f.BoolVar(&opts.QEMU.VHost, "vhost", false, "QEMU: use vhost-net")
 	f.BoolVar(&opts.Firecracker.MTU, "firecracker-mtu", false, "Firecracker: set \"mtu\", which only recent releases know")
 	f.StringVar(&opts.IPLine.Hostname, "hostname", "", "hostname in the ip= line")
@@ -56,9 +68,28 @@ takes no open queues), and for vmm kata the DAN file. What a VMM cannot do is sa
 	return cmd
 }
 
-// printForms prints one form bare, or all with headings.
+// section is one form of what guest-config prints.
+type section struct{ form, title, text, refused string }
+
+// printSections prints one form bare, or all with headings.
+func printSections(w io.Writer, form string, sections []section) error {
+	for _, s := range sections {
+		switch {
+		case form == s.form && s.refused != "":
+			return fmt.Errorf("%s: %s", s.form, s.refused)
+		case form == s.form:
+			_, err := fmt.Fprintln(w, strings.TrimRight(s.text, "\n"))
+			return err
+		case form == "all" && s.refused != "":
+			fmt.Fprintf(w, "# %s\n# cannot: %s\n\n", s.title, s.refused)
+		case form == "all":
+			fmt.Fprintf(w, "# %s\n%s\n\n", s.title, strings.TrimRight(s.text, "\n"))
+		}
+	}
+	return nil
+}
+
 func printForms(w io.Writer, all guestconfig.All, form string) error {
-	type section struct{ form, title, text, refused string }
 	firecracker := ""
 	if all.Firecracker != nil {
 		firecracker = all.Firecracker.JSON()
@@ -73,18 +104,8 @@ func printForms(w io.Writer, all guestconfig.All, form string) error {
 		{"ip", "kernel boot argument", all.IPLine, all.Refused["ipLine"]},
 		{"network-config", "cloud-init network-config, version 2", all.NetworkConfig, all.Refused["networkConfig"]},
 	}
-	for _, s := range sections {
-		switch {
-		case form == s.form && s.refused != "":
-			return fmt.Errorf("%s: %s", s.form, s.refused)
-		case form == s.form:
-			_, err := fmt.Fprintln(w, strings.TrimRight(s.text, "\n"))
-			return err
-		case form == "all" && s.refused != "":
-			fmt.Fprintf(w, "# %s\n# cannot: %s\n\n", s.title, s.refused)
-		case form == "all":
-			fmt.Fprintf(w, "# %s\n%s\n\n", s.title, strings.TrimRight(s.text, "\n"))
-		}
+	if err := printSections(w, form, sections); err != nil {
+		return err
 	}
 	if form == "all" {
 		where := all.Guest.Netns

@@ -8,6 +8,9 @@ import (
 	"github.com/tapir-cni/tapir/tap"
 )
 
+// cloudHypervisorID names the card, so that a restore can give it other queues.
+const cloudHypervisorID = "net0"
+
 // CloudHypervisor gives the arguments for Cloud Hypervisor. Its num_queues counts receive and transmit queues apart,
 // so it is twice the pairs: with the default of 2 a TAP of several pairs would be refused with EINVAL.
 //
@@ -25,6 +28,7 @@ func (g Guest) CloudHypervisor() ([]string, error) {
 			"own; set \"tapName\"", g.TAP)
 	}
 	return []string{"--net", strings.Join([]string{
+		"id=" + cloudHypervisorID,
 		"tap=" + g.TAP,
 		"mac=" + g.MAC,
 		g.cloudHypervisorQueues(p),

@@ -33,6 +33,8 @@ type Guest struct {
 	Netns  string `json:"netns,omitempty"`  // path of the namespace in which the VMM opens the TAP; empty with OnHost
 	OnHost bool   `json:"onHost,omitempty"` // the TAP stands in the host's namespace
 
+	Fixed bool `json:"fixed,omitempty"` // MAC and addresses are the same in each clone of a snapshot
+
 	ContainerID string `json:"containerID,omitempty"` // with IfName what tapirctl calls the attachment
 	NoNAPI      bool   `json:"noNAPI,omitempty"`      // the network configuration says "napi": false
 	DAN         string `json:"dan,omitempty"`         // file by which Kata finds the TAP
@@ -57,7 +59,7 @@ func FromAttachment(a state.Attachment) (Guest, error) {
 		IfName: a.IfName, MAC: a.GuestMAC, MTU: a.MTU,
 		Addresses: a.GuestAddresses(), Routes: a.GuestRoutes(), DNS: a.DNS,
 		TAP: a.TAP.Name, Queues: a.Queues, VMM: a.VMM, Netns: netns, OnHost: a.OnHost(),
-		ContainerID: a.ContainerID, NoNAPI: a.NoNAPI, DAN: a.DAN,
+		ContainerID: a.ContainerID, NoNAPI: a.NoNAPI, DAN: a.DAN, Fixed: a.FixedMAC && len(a.Outside()) == len(a.Addresses),
 	}
 	if err := g.Validate(); err != nil {
 		return Guest{}, fmt.Errorf("guest of %s: %w", a.Key, err)

@@ -14,13 +14,9 @@ func (g Guest) Starts(o QEMUOptions) (fds, exec map[string][]string, err error) 
 	if err := g.Validate(); err != nil {
 		return nil, nil, fmt.Errorf("commands: %w", err)
 	}
-	switch {
-	case g.ContainerID == "":
-		return nil, nil, errors.New("commands: want the container id, by which tapirctl finds the attachment")
-	case g.NoNAPI:
-		return nil, nil, errors.New(`the network configuration says "napi": false; start the VMM as it is`)
+	if err := g.noFDs(); err != nil {
+		return nil, nil, err
 	}
-	attachment := g.ContainerID + "/" + g.IfName
 	fds, exec = map[string][]string{}, map[string][]string{}
 	for vmm, command := range map[string]func(tap.Profile) []string{
 		tap.QEMU:            func(p tap.Profile) []string { return g.qemuFDs(p, o) },
@@ -34,15 +30,34 @@ func (g Guest) Starts(o QEMUOptions) (fds, exec map[string][]string, err error) 
 		switch {
 		case p.Check(g.Queues) != nil:
 		case p.FDs:
-			fds[vmm] = append([]string{"tapirctl", "fds", "--attachment", attachment, "--"}, command(p)...)
+			fds[vmm] = g.fds(command(p)...)
 		default:
-			exec[vmm] = g.inNetns(append([]string{"tapirctl", "exec", "--attachment", attachment, "--"}, command(p)...))
+			exec[vmm] = g.inNetns(append([]string{"tapirctl", "exec", "--attachment", g.attachment(), "--"}, command(p)...))
 		}
 	}
 	if len(exec) == 0 {
 		exec = nil
 	}
 	return fds, exec, nil
+}
+
+// attachment is what tapirctl calls the guest's.
+func (g Guest) attachment() string { return g.ContainerID + "/" + g.IfName }
+
+// noFDs is why tapirctl can hand no queues over, or nil.
+func (g Guest) noFDs() error {
+	switch {
+	case g.ContainerID == "":
+		return errors.New("commands: want the container id, by which tapirctl finds the attachment")
+	case g.NoNAPI:
+		return errors.New(`the network configuration says "napi": false; start the VMM as it is`)
+	}
+	return nil
+}
+
+// fds puts a command behind that which hands it the open queues.
+func (g Guest) fds(argv ...string) []string {
+	return append([]string{"tapirctl", "fds", "--attachment", g.attachment(), "--"}, argv...)
 }
 
 // inNetns puts a command into the namespace in which a VMM finds the TAP by name.
@@ -64,5 +79,5 @@ func (g Guest) qemuFDs(_ tap.Profile, o QEMUOptions) []string {
 
 // cloudHypervisorFDs: with fd= Cloud Hypervisor reads the MTU from the TAP.
 func (g Guest) cloudHypervisorFDs(p tap.Profile) []string {
-	return []string{"cloud-hypervisor", "--net", strings.Join([]string{"fd={fd}", "mac=" + g.MAC, g.cloudHypervisorQueues(p)}, ",")}
+	return []string{"cloud-hypervisor", "--net", strings.Join([]string{"id=" + cloudHypervisorID, "fd={fd}", "mac=" + g.MAC, g.cloudHypervisorQueues(p)}, ",")}
 }

@@ -48,16 +48,16 @@ func TestCommandsThatGiveNAPI(t *testing.T) {
 	}{
 		"two queues": {two, map[string]string{
 			"qemu":             "tapirctl fds --attachment c1/eth0 -- qemu-system-x86_64 -netdev 'tap,id=net0,fds={fds},vhost=off' -device virtio-net-pci,netdev=net0" + card(two) + ",mq=on,vectors=6,host_mtu=1450",
-			"cloud-hypervisor": "tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'fd={fd}" + card(two) + ",num_queues=4'",
+			"cloud-hypervisor": "tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'id=net0,fd={fd}" + card(two) + ",num_queues=4'",
 		}},
 		"one queue": {one, map[string]string{
 			"qemu":             "tapirctl fds --attachment c1/eth0 -- qemu-system-x86_64 -netdev 'tap,id=net0,fds={fds},vhost=off' -device virtio-net-pci,netdev=net0" + card(one) + ",host_mtu=9000",
-			"cloud-hypervisor": "tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'fd={fd}" + card(one) + ",num_queues=2'",
+			"cloud-hypervisor": "tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'id=net0,fd={fd}" + card(one) + ",num_queues=2'",
 			"firecracker":      "nsenter --net=/run/netns/s1 -- tapirctl exec --attachment c1/eth0 -- firecracker --config-file vm.json",
 		}},
 		"on the host": {host, map[string]string{
 			"qemu":             "tapirctl fds --attachment c1/eth0 -- qemu-system-x86_64 -netdev 'tap,id=net0,fds={fds},vhost=off' -device virtio-net-pci,netdev=net0" + card(host) + ",host_mtu=9000",
-			"cloud-hypervisor": "tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'fd={fd}" + card(host) + ",num_queues=2'",
+			"cloud-hypervisor": "tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'id=net0,fd={fd}" + card(host) + ",num_queues=2'",
 			"firecracker":      "tapirctl exec --attachment c1/eth0 -- firecracker --config-file vm.json",
 		}},
 	} {

@@ -403,3 +403,34 @@ func TestIdentityWithAnotherIPAM(t *testing.T) {
 		t.Errorf("host-local still leases %q", l)
 	}
 }
+
+func TestGuestConfigOfARestore(t *testing.T) {
+	n := newNode(t)
+	p := n.pod("c1", conf(object{"guest": snapshot}))
+	p.add()
+	n.pod("c2", conf(nil)).add()
+	out := n.ctl("guest-config", "c1", "--restore", "--snapshot", "/srv/s1")
+	wantText(t, string(out.stdout), `"iface_id": "eth0"`, `"host_dev_name": "tap-eth0"`, "/srv/s1/vmstate", "net_fds=[net0@{fd}]", "nsenter --net="+p.netns, "mac="+snapshotMAC, "-incoming")
+	if len(out.stderr) > 0 || out.code != 0 {
+		t.Errorf("a clone: want no warning, got %s", out)
+	}
+	var r struct {
+		Firecracker struct {
+			Overrides []struct {
+				Name string `json:"host_dev_name"`
+			} `json:"network_overrides"`
+		}
+	}
+	n.ctlJSON(&r, "guest-config", "c1", "--restore")
+	if len(r.Firecracker.Overrides) != 1 || r.Firecracker.Overrides[0].Name != "tap-eth0" {
+		t.Errorf("JSON: got %+v", r)
+	}
+	wantText(t, string(n.ctl("guest-config", "c2", "--restore").stderr), `give the network's configuration a "guest"`)
+	for _, args := range [][]string{
+		{"--snapshot", "/srv/s1"}, {"--restore", "--format", "kata"}, {"--restore", "--snapshot", "s1"}, {"--restore", "--snapshot", "/srv/a,b"},
+	} {
+		if out := n.ctl(append([]string{"guest-config", "c1"}, args...)...); out.code != 2 {
+			t.Errorf("%v: want a usage error, got %s", args, out)
+		}
+	}
+}

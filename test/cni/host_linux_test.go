@@ -514,7 +514,7 @@ func TestCommandsOnTapOfHost(t *testing.T) {
 	wantText(t, string(n.ctl("doctor", "c1").stdout), "the kernel has all that was asked for", "no VMM has opened "+l.TAP.Name)
 	all := string(n.ctl("guest-config", "c1").stdout)
 	wantText(t, all, "ifname="+l.TAP.Name, "queues=2", "in the host's network namespace", "tapirctl fds --attachment c1/eth0 -- qemu-system-x86_64", "fds={fds}",
-		"tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'fd={fd},mac="+l.GuestMAC+",num_queues=4'")
+		"tapirctl fds --attachment c1/eth0 -- cloud-hypervisor --net 'id=net0,fd={fd},mac="+l.GuestMAC+",num_queues=4'")
 	if strings.Contains(all, "nsenter") {
 		t.Errorf("guest-config enters a netns: %s", all)
 	}
