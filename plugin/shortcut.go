@@ -139,7 +139,7 @@ func participant(rec *state.Attachment) (xdp.Participant, error) {
 	}
 	return xdp.Participant{
 		TAP: uint32(rec.TAP.Index), Host: uint32(rec.Host.Index), HostNSID: int32(rec.XDP.NSID), MAC: mac, Addresses: prefixesOf(rec), Inside: insideOf(rec),
-		MTU: rec.MTU, SpoofCheck: rec.SpoofCheck, NoShortcut: rec.XDP.Flagged || rec.Bandwidth != nil, Counters: uint32(rec.TAP.Index),
+		MTU: rec.MTU, SpoofCheck: rec.SpoofCheck, NoShortcut: offShortcut(rec), Counters: uint32(rec.TAP.Index),
 	}, nil
 }
 
