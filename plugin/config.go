@@ -35,6 +35,8 @@ type Config struct {
 	MAC string `json:"mac" default:"\"\""`
 	// An identity that the guest brings along, the same in each clone of a snapshot. The pod keeps its own addresses; tapir translates between both (below). Not with placement host, vmm kata, or after another plugin.
 	Guest *GuestConfig `json:"guest" default:"none"`
+	// How the guest gets its addresses: none (it is told by the VMM, or has them), or dhcp: refused until tapir answers DHCP at the TAP.
+	GuestConfig string `json:"guestConfig" default:"none"`
 	// User id that may open the TAP. Where neither owner nor group is given the owner is 0.
 	Owner *int `json:"owner" default:"0"`
 	// Group id that may open the TAP. Where both are given the kernel wants both to match.
@@ -162,7 +164,7 @@ const DefaultDANDir = "/run/kata-containers/dans"
 // defaults is the configuration of an object without keys.
 func defaults() Config {
 	return Config{
-		Queues: 1, VMM: tap.Generic, NAPI: true, When: whenAlways, Placement: PlacementPod, TxQueueLen: 1000, SpoofCheck: true,
+		Queues: 1, VMM: tap.Generic, NAPI: true, When: whenAlways, Placement: PlacementPod, GuestConfig: guestConfigNone, TxQueueLen: 1000, SpoofCheck: true,
 		Redirect: redirectAuto, XDP: XDPConfig{Mode: "off"}, Result: LayoutCRI, StateDir: DefaultStateDir,
 		DANDir: DefaultDANDir,
 	}

@@ -24,6 +24,9 @@ const (
 	whenAlways    = "always"
 	whenAnnotated = "annotated"
 
+	guestConfigNone = "none"
+	guestConfigDHCP = "dhcp"
+
 	redirectAuto   = "auto"
 	redirectTCX    = "tcx"
 	redirectClsact = "clsact"
@@ -44,6 +47,9 @@ func (c *Config) validate() faults {
 	c.validateShortcut(&fs)
 	c.validateBandwidth(&fs)
 	c.validateChoosable(&fs)
+	if c.GuestConfig == guestConfigDHCP {
+		fs.Add("guestConfig", `want "none": nothing answers DHCP at the TAP yet; tell the guest by "tapirctl guest-config"`)
+	}
 	if present(c.RuntimeConfig.PortMappings) {
 		fs.Add("runtimeConfig.portMappings", `is not tapir's; put the portmap plugin after tapir and give it the capability`)
 	}
@@ -96,6 +102,7 @@ func (c *Config) validateEnums(fs *faults) {
 		{"vmm", c.VMM, []string{tap.Generic, tap.Firecracker, tap.CloudHypervisor, tap.QEMU, tap.Kata}},
 		{"when", c.When, []string{whenAlways, whenAnnotated}},
 		{"placement", c.Placement, []string{PlacementPod, PlacementHost}},
+		{"guestConfig", c.GuestConfig, []string{guestConfigNone, guestConfigDHCP}},
 		{"redirect", c.Redirect, []string{redirectAuto, redirectTCX, redirectClsact}},
 		{"xdp.mode", c.XDP.Mode, []string{string(xdp.ModeOff), string(xdp.ModeAuto), string(xdp.ModeNative), string(xdp.ModeGeneric)}},
 		{"result", c.Result, []string{LayoutCRI, LayoutFirecracker, LayoutPlain}},

@@ -65,6 +65,8 @@ func TestConfigFaults(t *testing.T) {
 		{"Kata's own TAP", object{"vmm": "kata", "queues": 2}, "", codeConfig, []string{"queues: want 1", "Kata makes its own"}},
 		{"a host end's name", object{"placement": "host", "tapName": "tpr0"}, "", codeConfig, []string{"tapName: want a name that does not start with"}},
 		{"shortcut on the host", object{"placement": "host", "xdp": object{"mode": "native"}}, "", codeConfig, []string{"xdp.mode", `placement "host"`}},
+		{"configuration by a server", object{"guestConfig": "slaac"}, "", codeConfig, []string{"guestConfig: want one of none, dhcp"}},
+		{"DHCP, which is not built", object{"guestConfig": "dhcp"}, "", codeConfig, []string{`guestConfig: want "none"`, "guest-config"}},
 		{"uplink of no shortcut", object{"xdp": object{"uplink": "up0"}}, "", codeConfig, []string{"xdp.uplink"}},
 		{"bandwidth without a burst", object{"runtimeConfig": object{"bandwidth": object{"ingressRate": 1}}}, "", codeConfig, []string{"runtimeConfig.bandwidth.ingressBurst"}},
 		{"not ours: portMappings", object{"runtimeConfig": object{"portMappings": []object{}}}, "", codeConfig, []string{"runtimeConfig.portMappings"}},
