@@ -160,8 +160,8 @@ func copyProgram(from, to string) (changed bool, err error) {
 	}
 	defer f.Close()
 	err = replace(to, 0o755, func(w io.Writer) error {
-		_, err := io.Copy(w, f)
-		return err
+		_, copyErr := io.Copy(w, f)
+		return copyErr
 	})
 	return err == nil, err
 }

@@ -145,14 +145,8 @@ func (i *Installer) tell(err error) {
 
 // pass makes everything right and gives the files that it wrote.
 func (i *Installer) pass(ctx context.Context) (wrote []string, err error) {
-	for _, p := range i.copies() {
-		changed, err := i.copy(p)
-		if changed {
-			wrote = append(wrote, p.to)
-		}
-		if err != nil {
-			return wrote, fmt.Errorf("install %s: %w; what was there before stays", p.to, err)
-		}
+	if wrote, err = i.copyAll(); err != nil {
+		return wrote, err
 	}
 	if i.c.Mode != ModeChained {
 		if err := i.putBackOthers(""); err != nil {
@@ -180,6 +174,19 @@ func (i *Installer) pass(ctx context.Context) (wrote []string, err error) {
 		err = i.putBackOthers(t.path)
 	}
 	return wrote, errors.Join(err, i.look(t.path))
+}
+
+func (i *Installer) copyAll() (wrote []string, err error) {
+	for _, p := range i.copies() {
+		changed, err := i.copy(p)
+		if changed {
+			wrote = append(wrote, p.to)
+		}
+		if err != nil {
+			return wrote, fmt.Errorf("install %s: %w; what was there before stays", p.to, err)
+		}
+	}
+	return wrote, nil
 }
 
 // look remembers where the configuration is, and what the runtime takes before it.

@@ -80,7 +80,7 @@ func TestAKilledInstallerLeavesNothingHalfDone(t *testing.T) {
 			put(t, filepath.Join(n.bin, name), data, 0o755)
 		}
 		mustDo(t, os.RemoveAll(n.own()))
-		d := n.start()
+		victim := n.start()
 		if i%2 == 0 {
 			time.Sleep(rand.N(takes))
 		} else { // at one of its first temporary files: then it is writing
@@ -92,7 +92,7 @@ func TestAKilledInstallerLeavesNothingHalfDone(t *testing.T) {
 			})
 			time.Sleep(rand.N(10 * time.Millisecond))
 		}
-		d.end(unix.SIGKILL)
+		victim.end(unix.SIGKILL)
 		fresh := 0
 		for name := range olds {
 			switch got := read(t, filepath.Join(n.bin, name)); {

@@ -18,6 +18,7 @@ import (
 const (
 	settle     = 100 * time.Millisecond
 	recheck    = 20 * time.Second
+	blindCheck = 2 * time.Second // without inotify
 	firstPause = time.Second
 	lastPause  = 30 * time.Second
 )
@@ -30,6 +31,7 @@ const (
 
 // pace is when to look next.
 type pace struct {
+	every     time.Duration // between two looks by themselves
 	pause     time.Duration
 	next      time.Time // the next look by itself
 	notBefore time.Time // no event brings it forward beyond this
@@ -62,7 +64,7 @@ func (p *pace) passed(now time.Time, wrote []string, err error) error {
 	for _, w := range p.wrote {
 		times[w.path]++
 	}
-	p.next, p.notBefore = now.Add(recheck), now
+	p.next, p.notBefore = now.Add(p.every), now
 	for _, path := range wrote {
 		if times[path] > fightAfter {
 			err = fmt.Errorf("somebody undoes what is written to %s: %d times within %s; it is looked at again after %s", path, times[path], fightWhile, p.longer())
@@ -87,11 +89,14 @@ func (p *pace) longer() time.Duration {
 
 // Run installs, and puts right what others change, until ctx ends.
 func (i *Installer) Run(ctx context.Context) error {
+	p := pace{every: recheck}
 	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch the CNI folders: %w", err)
+	if err != nil { // a user's inotify instances are few (fs.inotify.max_user_instances)
+		i.log.Warn("the CNI folders cannot be watched; they are looked at again and again", "error", err, "every", blindCheck)
+		w, p.every = &fsnotify.Watcher{}, blindCheck
+	} else {
+		defer w.Close() //nolint:errcheck // it only closes descriptors
 	}
-	defer w.Close() //nolint:errcheck // it only closes descriptors
 	for _, dir := range i.folders() {
 		if err := sweep(dir); err != nil {
 			i.log.Warn("what a killed installer left stays", "folder", dir, "error", err)
@@ -101,7 +106,6 @@ func (i *Installer) Run(ctx context.Context) error {
 	if i.c.Ranges != nil {
 		changed = i.c.Ranges.Changed()
 	}
-	var p pace
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -122,7 +126,7 @@ func (i *Installer) Run(ctx context.Context) error {
 			if err := i.adopt(o); err != nil {
 				i.log.Error("a configuration of the options before stays", "error", err)
 			}
-			p = pace{next: time.Now()}
+			p = pace{every: p.every, next: time.Now()}
 		case <-timer.C:
 			err := i.once(ctx, w, &p)
 			if ctx.Err() != nil {
@@ -171,6 +175,9 @@ func (i *Installer) watch(w *fsnotify.Watcher) error {
 	}
 	if i.c.Mode != ModeBinaries {
 		dirs = append(dirs, filepath.Dir(i.c.Template))
+	}
+	if w.Events == nil { // nobody watches
+		return nil
 	}
 	for _, dir := range dirs {
 		if err := w.Add(dir); err != nil {

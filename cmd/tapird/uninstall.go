@@ -82,20 +82,24 @@ func uninstall(ctx context.Context, out io.Writer, c config, l leaving) (err err
 		return nil
 	}
 	if why == "" {
-		cleaner := plugin.Cleaner{StateDirs: c.StateDirs, BPFFS: c.BPFFS, KeepSysctls: l.keepSysctls}
-		report, err := cleaner.Run(ctx)
-		for _, r := range report.Removed {
-			fmt.Fprintf(out, "removed %s %s: %s\n", r.Kind, r.Name, r.Why)
-		}
-		for _, r := range report.Kept {
-			fmt.Fprintf(out, "kept %s %s: %s\n", r.Kind, r.Name, r.Why)
-		}
-		if err != nil {
+		if err = cleanUp(ctx, out, c, l.keepSysctls); err != nil {
 			return fmt.Errorf("clean up: %w; the programs stay", err)
 		}
 	}
 	did, err = install.RemovePrograms(c.Install)
 	say(out, did)
+	return err
+}
+
+// cleanUp removes what attachments shared.
+func cleanUp(ctx context.Context, out io.Writer, c config, keepSysctls bool) error {
+	report, err := plugin.Cleaner{StateDirs: c.StateDirs, BPFFS: c.BPFFS, KeepSysctls: keepSysctls}.Run(ctx)
+	for _, r := range report.Removed {
+		fmt.Fprintf(out, "removed %s %s: %s\n", r.Kind, r.Name, r.Why)
+	}
+	for _, r := range report.Kept {
+		fmt.Fprintf(out, "kept %s %s: %s\n", r.Kind, r.Name, r.Why)
+	}
 	return err
 }
 
