@@ -115,6 +115,13 @@ test-kernels: build refplugins ## Run the kernel tests on Debian's 6.1 and 6.12 
 	tools/setup.sh net vm debianvm
 	go run ./test/kernels $(KERNELS_FLAGS)
 
+# The project that enforces NetworkPolicies in the cluster tests, at the version that test/kuberouter/go.mod pins.
+KUBEROUTER := bin/kuberouter/kube-router
+$(KUBEROUTER): test/kuberouter/go.mod test/kuberouter/go.sum
+	@mkdir -p $(@D)
+	CGO_ENABLED=0 go -C test/kuberouter build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ tool
+	@touch $@
+
 # CLUSTER is the folder by which a cluster is known; CLUSTER_FLAGS="-cni bridge -proxy-mode iptables -nodes 3".
 CLUSTER ?= bin/cluster
 .PHONY: test-images
@@ -134,7 +141,7 @@ test-cluster: build k8s refplugins test-images $(TOOLS)/leftovers ## Run only th
 	tools/setup.sh net vm cluster
 	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images
 	TAPIR_REQUIRE=$(TAPIR_REQUIRE),cluster TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
-	TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images \
+	TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images TAPIR_KUBEROUTER=$(CURDIR)/$(KUBEROUTER) \
 	$(TOOLS)/leftovers go -C test/cluster test -count=1 -v -timeout 20m .
 
 .PHONY: quickstart

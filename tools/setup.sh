@@ -18,7 +18,7 @@ for group in "$@"; do
 	debianvm) packages+=(debootstrap e2fsprogs kmod) ;;
 	dpdk) packages+=(dpdk-dev) ;;
 	page) packages+=(chromium) ;;
-	cluster) packages+=(runc conntrack) ;;
+	cluster) packages+=(runc conntrack ipset) ;;
 	generate) packages+=(clang llvm libbpf-dev) ;;
 	*)
 		echo "tools/setup.sh: unknown group \"$group\"; want net, vm, debianvm, dpdk, page, cluster or generate" >&2

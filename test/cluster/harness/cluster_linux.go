@@ -43,6 +43,8 @@ const (
 	PodsIPv6     = "fd00:244::/48"
 	servicesIPv4 = "10.96.0.0/16"
 	servicesIPv6 = "fd00:96::/108"
+
+	ServiceRanges = servicesIPv4 + "," + servicesIPv6
 )
 
 // Cluster is a running one.
