@@ -45,6 +45,8 @@ func TestCluster(t *testing.T) {
 	}
 	steps(t, c, []step{
 		{"Pods", testPods}, {"Services", testServices}, {"HostPort", testHostPort}, {"Masquerade", testMasquerade},
+		{"Status", testStatus}, {"PowerCut", testPowerCut}, {"Containerd", testContainerd}, {"TapirdKilled", testKilled}, {"Drain", testDrain},
+		{"Many", testMany},
 	})
 }
 
@@ -58,6 +60,9 @@ func steps(t *testing.T, c *harness.Cluster, steps []step) {
 	t.Helper()
 	for _, s := range steps {
 		if !t.Run(s.name, func(t *testing.T) { s.f(t, c) }) {
+			return
+		}
+		if settled(t, c); t.Failed() {
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -18,8 +19,8 @@ import (
 func testPods(t *testing.T, c *harness.Cluster) {
 	guest := guestIn(t, c)
 	pods := run(t, c,
-		probePod("plain1", "node1"), probePod("plain2", "node2"), probePod("guest1", "node1", guest),
-		probePod("guest2", "node2", guest, annotated("tapir.dev/queues", "2")), probePod("guest3", "node1", guest, annotated("tapir.dev/xdp", "off")))
+		probePod("plain1", "node1"), probePod("plain2", "node2"), probePod("guest1", "node1", guest, annotated("tapir.dev/xdp", "auto")),
+		probePod("guest2", "node1", guest, annotated("tapir.dev/xdp", "auto")), probePod("guest3", "node2", guest, annotated("tapir.dev/queues", "2")))
 	for _, client := range pods {
 		for _, server := range pods {
 			for family, target := range addresses(t, server) {
@@ -32,6 +33,21 @@ func testPods(t *testing.T, c *harness.Cluster) {
 			}
 		}
 	}
+	if taken, err := shortcutTaken(t, c.Nodes[0]); err != nil || taken == 0 {
+		t.Errorf("two guests of node1 with tapir.dev/xdp: want frames on the shortcut, got %d, %v", taken, err)
+	}
+	if taken, err := shortcutTaken(t, c.Nodes[1]); err != nil || taken != 0 {
+		t.Errorf("node2, where no pod asked for it: want no frames on the shortcut, got %d, %v", taken, err)
+	}
+	// Instead of port-forward, which dials the pod netns's loopback: the API server reaches pods where it is on a node of the cluster.
+	if err := c.RouteControl(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.UnrouteControl(); err != nil {
+			t.Error(err)
+		}
+	}()
 	for _, p := range pods[2:] {
 		out, err := kubectl(c, fmt.Sprintf("get --raw /api/v1/namespaces/%s/pods/%s:%d/proxy/", namespace, p.Name, probePort))
 		if a, parseErr := parseAnswer(out); err != nil || parseErr != nil || a.host != "guest" {
@@ -40,13 +56,30 @@ func testPods(t *testing.T, c *harness.Cluster) {
 	}
 }
 
+// shortcutTaken are the frames that took the shortcut on a node.
+func shortcutTaken(t *testing.T, n *harness.Node) (taken int, err error) {
+	t.Helper()
+	out, err := tapirctl(t.Context(), n, "xdp", "-o", "json")
+	if err != nil {
+		return 0, err
+	}
+	var rows []struct{ Taken int }
+	if err := json.Unmarshal([]byte(out), &rows); err != nil {
+		return 0, fmt.Errorf("%w: %s", err, out)
+	}
+	for _, row := range rows {
+		taken += row.Taken
+	}
+	return taken, nil
+}
+
 // testServices: cluster addresses and node ports in both families, for clients on the server's node, on the other one, the server itself, guests
 // with the shortcut and without, and from outside.
 func testServices(t *testing.T, c *harness.Cluster) {
 	guest := guestIn(t, c)
 	pods := run(t, c,
 		probePod("server", "node1"), probePod("vmserver", "node2", guest), probePod("near", "node1"), probePod("far", "node2"),
-		probePod("vmclient", "node1", guest), probePod("vmdirect", "node2", guest, annotated("tapir.dev/xdp", "off")))
+		probePod("vmclient", "node1", guest), probePod("vmdirect", "node2", guest, annotated("tapir.dev/xdp", "auto")))
 	for server, host := range map[*corev1.Pod]string{pods[0]: "server", pods[1]: "guest"} {
 		service := serve(t, c, server.Name)
 		for _, ip := range service.Spec.ClusterIPs {

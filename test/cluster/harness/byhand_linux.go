@@ -110,3 +110,27 @@ func (n *Node) routeTo(other *corev1.Node) error {
 	}
 	return nil
 }
+
+// RouteControl gives the control plane the routes to pods that it has where it runs on a node of the cluster, until UnrouteControl.
+func (c *Cluster) RouteControl(ctx context.Context) error {
+	list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, n := range list.Items {
+		if err := (&Node{netns: c.netns}).routeTo(&n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// UnrouteControl takes the routes of RouteControl away.
+func (c *Cluster) UnrouteControl() error {
+	for _, family := range []string{"-4", "-6"} {
+		if err := command("ip", "-n", c.netns, family, "route", "flush", "proto", "boot", "scope", "global"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
