@@ -9,6 +9,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/tapir-cni/tapir/agent/install"
+	"github.com/tapir-cni/tapir/agent/metrics"
 )
 
 // patience is how long what is bound to happen may take on a busy machine.
@@ -147,5 +150,37 @@ func TestReloadEndsWithItsContext(t *testing.T) {
 	cancel()
 	if err := New(Config{}).Reload(ctx, Config{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("want the context's error of an agent that does not run, got %v", err)
+	}
+}
+
+// A part from outside runs between the agent's own and the installation, and /readyz has its word.
+func TestPartsFromOutside(t *testing.T) {
+	var why error
+	outside := Part{
+		Name: "outside", Run: func(ctx context.Context) error { <-ctx.Done(); return nil },
+		Ready: func() error { return why }, Notes: func() []string { return []string{"a note"} },
+	}
+	a := New(Config{Parts: []Part{outside}, Install: install.Config{Options: install.Options{From: "/nonexistent"}}})
+	var names []string
+	for _, p := range a.parts {
+		names = append(names, p.name)
+	}
+	if n := len(names); n < 3 || names[n-2] != "outside" || names[n-1] != "install" {
+		t.Errorf("want outside and install last, got %q", names)
+	}
+	at := func() metrics.Part {
+		all := a.status.list()
+		return all[slices.IndexFunc(all, func(p metrics.Part) bool { return p.Name == "outside" })]
+	}
+	if p := at(); p.Running || p.Ready() {
+		t.Errorf("before it runs: got %+v", p)
+	}
+	a.status.set(slices.IndexFunc(a.status.list(), func(p metrics.Part) bool { return p.Name == "outside" }), true, nil)
+	if p := at(); !p.Ready() || !slices.Equal(p.Notes, []string{"a note"}) {
+		t.Errorf("while it is ready: got %+v", p)
+	}
+	why = errors.New("the API server is away")
+	if p := at(); p.Ready() || p.NotReady != why.Error() {
+		t.Errorf("while it is not: got %+v", p)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -209,19 +208,39 @@ func (i *Installer) look(path string) error {
 	return nil
 }
 
-func (i *Installer) ranges() []netip.Prefix {
-	if i.c.Ranges == nil {
-		return nil
-	}
-	return i.c.Ranges.Ranges()
-}
-
 // confDir is where the configuration goes.
 func (i *Installer) confDir() string {
 	if i.c.Mode == ModeRuntimeClass {
 		return i.c.Folder
 	}
 	return i.c.CNIConfDir
+}
+
+// Check says what of the options' files would keep anything from being installed.
+func (o Options) Check() error {
+	if !o.Enabled() {
+		return nil
+	}
+	i := New(Config{Options: o})
+	var errs []error
+	for _, p := range i.copies() {
+		if info, err := os.Stat(p.from); err != nil || !info.Mode().IsRegular() {
+			errs = append(errs, fmt.Errorf("install.from: want the program %s, got none: %w", p.from, err))
+		}
+	}
+	if i.c.Mode != ModeBinaries {
+		data, err := os.ReadFile(i.c.Template)
+		if err == nil {
+			var l list
+			if l, err = parse(data); err == nil && l.ours() == nil {
+				err = errNoTapir
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("install.template %s: %w", i.c.Template, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Plan says what Run would do.

@@ -127,6 +127,26 @@ func (l list) fill(ranges []netip.Prefix, annotations []string) error {
 	return nil
 }
 
+// ranges are those that fill gave the list; none where it has others.
+func (l list) ranges() (all []netip.Prefix) {
+	ipam, _ := l.ours()["ipam"].(map[string]any)
+	sets, _ := ipam["ranges"].([]any)
+	for _, set := range sets {
+		ranges, _ := set.([]any)
+		if len(ranges) != 1 {
+			return nil
+		}
+		one, _ := ranges[0].(map[string]any)
+		subnet, _ := one["subnet"].(string)
+		p, err := netip.ParsePrefix(subnet)
+		if err != nil {
+			return nil
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
 // defaultRoutes are one for each family that the ranges have.
 func defaultRoutes(ranges []netip.Prefix) (routes []map[string]any) {
 	has := map[bool]bool{}

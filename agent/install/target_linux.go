@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,7 +50,7 @@ func (i *Installer) wanted() (t target, err error) {
 	}
 	if !i.extended(own) {
 		t = target{path: filepath.Join(i.confDir(), i.c.Name), list: own, mode: confMode}
-		return t, t.list.fill(i.ranges(), i.c.PodAnnotations)
+		return t, t.list.fill(i.ranges(t.path), i.c.PodAnnotations)
 	}
 	other, err := i.other()
 	if err != nil {
@@ -78,6 +79,26 @@ func (i *Installer) wanted() (t target, err error) {
 		return t, fmt.Errorf("extend %s: %w", other, err)
 	}
 	return t, nil
+}
+
+// ranges are the node's. While nobody has told them yet, as where tapird starts and the API server is away, those count that the configuration at path was
+// written with.
+func (i *Installer) ranges(path string) []netip.Prefix {
+	if i.c.Ranges == nil {
+		return nil
+	}
+	if now := i.c.Ranges.Ranges(); len(now) > 0 {
+		return now
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	l, err := parse(data)
+	if err != nil {
+		return nil
+	}
+	return l.ranges()
 }
 
 // originalSuffix ends the name of a file with what an extended configuration was before.

@@ -131,6 +131,9 @@ func checkNode(out io.Writer, c config) error {
 			return fmt.Errorf("state folder %s: it is no folder", dir)
 		}
 	}
+	if err := c.Install.Check(); err != nil {
+		return err
+	}
 	fmt.Fprintf(out, "ok: socket %s, state in %v\n", c.Socket, c.StateDirs)
 	return nil
 }
