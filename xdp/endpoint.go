@@ -167,10 +167,10 @@ func (v *redirectEndpoint) addOutside(a netip.Addr) error {
 	}
 	v.Flags |= flag
 	if a.Is4() {
-		v.Outside4 = word4(a)
+		v.Outside4, v.Diff4 = word4(a), sumDiff(addr4(v.Ipv4[0].Addr), a)
 		return nil
 	}
-	v.Outside6.Word = words16(a.As16())
+	v.Outside6.Word, v.Diff6 = words16(a.As16()), sumDiff(netip.AddrFrom16(bytes16(v.Ipv6[0].Addr.Word)), a)
 	return nil
 }
 
@@ -270,6 +270,20 @@ func (v redirectEndpoint) decode() Endpoint {
 		e.Outside = append(e.Outside, netip.AddrFrom16(bytes16(v.Outside6.Word)))
 	}
 	return e
+}
+
+// sumDiff is how the one's complement sum changes where one address takes another's place, folded to 16 bits; of words as they are in
+// memory, as the programs sum them.
+func sumDiff(from, to netip.Addr) uint32 {
+	sum := uint32(0)
+	f, t := from.AsSlice(), to.AsSlice()
+	for i := 0; i < len(t); i += 2 {
+		sum += uint32(binary.NativeEndian.Uint16(t[i:])) + uint32(^binary.NativeEndian.Uint16(f[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return sum
 }
 
 // The maps hold addresses in wire order: a word has the address's bytes in memory order.

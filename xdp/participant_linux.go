@@ -93,6 +93,11 @@ func (v *shortcutAttachment) addInside(a netip.Addr) error {
 	}
 	v.Flags |= flag
 	*to = mapped(a)
+	if a.Is4() {
+		v.Diff4 = sumDiff(a, addr4(v.Ipv4[0]))
+	} else {
+		v.Diff6 = sumDiff(a, netip.AddrFrom16(bytes16(v.Ipv6[0].Word)))
+	}
 	return nil
 }
 
@@ -148,13 +153,14 @@ func (v shortcutAttachment) decode() Participant {
 // pod is the entry of one of the pod's addresses.
 func (v shortcutAttachment) pod(a netip.Addr) shortcutPod {
 	p := shortcutPod{Tap: v.Tap, Host: v.Host, Mtu: v.Mtu, Flags: v.Flags & flagNoShortcut, GuestMac: v.GuestMac, GatewayMac: v.GatewayMac}
-	flag, inside := uint32(flagShortcutTranslate4), v.Inside4
+	flag, inside, diff := uint32(flagShortcutTranslate4), v.Inside4, v.Diff4
 	if a.Is6() {
-		flag, inside = flagShortcutTranslate6, v.Inside6
+		flag, inside, diff = flagShortcutTranslate6, v.Inside6, v.Diff6
 	}
 	if v.Flags&flag != 0 {
 		p.Flags |= flag
 		p.Inside = inside
+		p.Diff = ^diff & 0xffff
 	}
 	return p
 }

@@ -61,6 +61,8 @@ type redirectEndpoint struct {
 		_    structs.HostLayout
 		Word [4]uint32
 	}
+	Diff4 uint32
+	Diff6 uint32
 }
 
 type redirectReason uint32

@@ -30,6 +30,8 @@ type shortcutAttachment struct {
 	Ipv6       [8]shortcutIpv6Addr
 	Inside4    shortcutIpv6Addr
 	Inside6    shortcutIpv6Addr
+	Diff4      uint32
+	Diff6      uint32
 }
 
 type shortcutBpfDevmapVal struct {
@@ -153,6 +155,7 @@ type shortcutPod struct {
 	Flags      uint32
 	GuestMac   [6]uint8
 	GatewayMac [6]uint8
+	Diff       uint32
 	Inside     shortcutIpv6Addr
 }
 

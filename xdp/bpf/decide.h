@@ -26,8 +26,10 @@ static __noinline enum reason decide(struct packet *p, const struct endpoint *ep
 
 	switch (p->eth.h_proto) {
 	case bpf_htons(ETH_P_IP):
-		/* Of an endpoint without either flag nothing is refused and nothing is asked. */
-		return ep->flags & (ENDPOINT_SPOOF_CHECK | ENDPOINT_ANSWERS) ? decide_ipv4(p, ep, strict) : REASON_TO_HOST;
+		/* Of an endpoint without any of these nothing is refused, asked or translated. */
+		if (!(ep->flags & (ENDPOINT_SPOOF_CHECK | ENDPOINT_ANSWERS | ENDPOINT_TRANSLATE4)))
+			return REASON_TO_HOST;
+		return decide_ipv4(p, ep, strict);
 	case bpf_htons(ETH_P_ARP):
 		return decide_arp(p, ep, strict);
 	case bpf_htons(ETH_P_IPV6):

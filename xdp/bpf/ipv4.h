@@ -17,12 +17,6 @@
 #define DHCP_SERVER    67
 #define DHCP_CLIENT    68
 
-/* Read as one: a second read would cost each frame a tenth of this program's time. */
-struct ipv4_start {
-	struct iphdr ip;
-	__be16 ports[2]; /* where the header has no options */
-};
-
 /*
  * UDP that is not a later fragment: no guest is a DHCP server, and what asks one is for the answerer. A client without an
  * address speaks from 0.0.0.0 (RFC 2131, 4.1), in one piece, and that is all that may be said from there.
@@ -49,11 +43,10 @@ static __always_inline enum reason decide_udp4(struct packet *p, const struct ip
 /* The source stands in each fragment, and is checked in each. */
 static __always_inline enum reason decide_ipv4(struct packet *p, const struct endpoint *ep, bool strict)
 {
-	struct ipv4_start start;
-	const struct iphdr *ip = &start.ip;
-	bool whole = !packet_load(p, sizeof(p->eth), &start, sizeof(start));
+	const struct iphdr *ip = &p->ip4.ip;
+	bool whole = !packet_load(p, sizeof(p->eth), &p->ip4, sizeof(p->ip4));
 
-	if (!whole && packet_load(p, sizeof(p->eth), &start.ip, sizeof(start.ip)))
+	if (!whole && packet_load(p, sizeof(p->eth), &p->ip4.ip, sizeof(p->ip4.ip)))
 		return strict ? REASON_TRUNCATED : REASON_TO_HOST;
 	if (ip->version != 4 || ip->ihl < 5)
 		return strict ? REASON_MALFORMED : REASON_TO_HOST;
@@ -67,7 +60,7 @@ static __always_inline enum reason decide_ipv4(struct packet *p, const struct en
 	}
 	if (!whole || ip->protocol != IPPROTO_UDP || (ip->frag_off & bpf_htons(IPV4_OFFSET)))
 		return REASON_TO_HOST;
-	return decide_udp4(p, &start, strict);
+	return decide_udp4(p, &p->ip4, strict);
 }
 
 static __always_inline enum reason decide_arp(struct packet *p, const struct endpoint *ep, bool strict)

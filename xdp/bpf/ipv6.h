@@ -245,19 +245,19 @@ static __always_inline enum reason decide_udp6(struct packet *p, const struct up
 
 static __always_inline enum reason decide_ipv6(struct packet *p, const struct endpoint *ep, bool strict)
 {
-	struct ipv6hdr ip6 __attribute__((aligned(8)));
-	const struct ipv6_addr *source = (const struct ipv6_addr *)&ip6.saddr;
+	const struct ipv6hdr *ip6 = &p->ip6;
+	const struct ipv6_addr *source = (const struct ipv6_addr *)&p->ip6.saddr;
 	struct upper u = {};
 	__u8 type = 0;
 	enum reason r;
 
-	if (packet_load(p, sizeof(p->eth), &ip6, sizeof(ip6)))
+	if (packet_load(p, sizeof(p->eth), &p->ip6, sizeof(p->ip6)))
 		return strict ? REASON_TRUNCATED : REASON_TO_HOST;
-	if (ip6.version != 6)
+	if (ip6->version != 6)
 		return strict ? REASON_MALFORMED : REASON_TO_HOST;
 
 	u.off = IPV6_HDR_END;
-	u.proto = ip6.nexthdr;
+	u.proto = ip6->nexthdr;
 	r = find_upper(p, &u);
 	if (r == REASON_UNKNOWN && u.proto == NEXTHDR_ICMP && !u.later && packet_load(p, u.off, &type, sizeof(type)))
 		r = REASON_TRUNCATED;
@@ -270,7 +270,7 @@ static __always_inline enum reason decide_ipv6(struct packet *p, const struct en
 	    !(ipv6_unspecified(source) && may_be_unspecified(&u, type)))
 		return REASON_SPOOF_IPV6;
 	if (u.proto == NEXTHDR_ICMP && !u.later)
-		return decide_icmpv6(p, ep, &ip6, &u, type, strict);
+		return decide_icmpv6(p, ep, ip6, &u, type, strict);
 	if (u.proto == IPPROTO_UDP && !u.later && (ep->flags & (ENDPOINT_SPOOF_CHECK | ENDPOINT_ANSWERS)))
 		return decide_udp6(p, &u);
 	return REASON_TO_HOST;

@@ -114,6 +114,8 @@ struct attachment {
 	struct ipv6_addr ipv6[TAPIR_MAX_ADDRESSES];
 	struct ipv6_addr inside4; /* as in the keys */
 	struct ipv6_addr inside6;
+	__u32 diff4; /* of one's complement sums, from inside to outside, folded */
+	__u32 diff6;
 };
 
 /* The value of map pods, by address: where its guest is. An IPv4 address is ::ffff:a.b.c.d in all keys. */
@@ -124,6 +126,7 @@ struct pod {
 	__u32 flags; /* ATTACHMENT_NO_SHORTCUT, ATTACHMENT_TRANSLATE* of the key's family */
 	__u8 guest_mac[6];
 	__u8 gateway_mac[6];
+	__u32 diff; /* of one's complement sums, from the key to inside, folded */
 	struct ipv6_addr inside; /* what the guest has for the key, where it is translated */
 };
 
@@ -218,8 +221,8 @@ struct path_counts {
 };
 
 _Static_assert(PATH_MAX <= PATH_SLOTS, "enum path_reason");
-_Static_assert(sizeof(struct attachment) == 232, "struct attachment");
-_Static_assert(sizeof(struct pod) == 44, "struct pod");
+_Static_assert(sizeof(struct attachment) == 240, "struct attachment");
+_Static_assert(sizeof(struct pod) == 48, "struct pod");
 _Static_assert(sizeof(struct route) == 40, "struct route");
 _Static_assert(sizeof(struct flow_key) == 40, "struct flow_key");
 _Static_assert(sizeof(struct flow4_key) == 16, "struct flow4_key");

@@ -49,6 +49,7 @@ static __always_inline enum path_reason to_guest(struct way *w, const struct att
 		if (same_ipv6(&w->f.key.source, &pod->inside))
 			return PATH_PASS_SOURCE;
 		w->inside = &pod->inside;
+		w->diff = pod->diff;
 	}
 	if (packet_len(&w->f) > pod->mtu)
 		return PATH_PASS_MTU;
@@ -151,7 +152,7 @@ static __always_inline enum path_reason see_checksum(struct xdp_md *ctx, struct 
 	if (!check)
 		return PATH_PASS_LENGTH;
 	if (w->f.translated || w->inside) {
-		w->diff = w->f.source_diff + (w->inside ? address_diff(&w->f.key.dest, w->inside) : 0);
+		w->diff += w->f.source_diff;
 		diff = has_pseudo_header(&w->f) ? w->diff : 0;
 	}
 	if (!checksum_partial(&w->f, *check)) {

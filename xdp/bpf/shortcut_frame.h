@@ -197,30 +197,28 @@ static __always_inline enum path_reason parse_icmp(struct frame *f, void *l4, __
 }
 
 /* The guest speaks from its inside address: the key has the pod's. */
-static __always_inline enum path_reason from_inside(struct frame *f, const struct ipv6_addr *inside,
-						    const struct ipv6_addr *outside)
+static __always_inline enum path_reason from_inside(struct frame *f, __u32 diff)
 {
 	f->translated = true;
-	f->source_diff = address_diff(inside, outside);
-	f->key.source = *outside;
+	f->source_diff = diff;
 	return PATH_UNKNOWN;
 }
 
 static __always_inline enum path_reason check_inside_ipv4(struct frame *f, const struct attachment *a, __be32 source)
 {
-	struct ipv6_addr outside;
-
 	if (source == a->inside4.word[3]) {
-		map_ipv4(&outside, a->ipv4[0]);
-		return from_inside(f, &a->inside4, &outside);
+		f->key.source.word[3] = a->ipv4[0];
+		return from_inside(f, a->diff4);
 	}
 	return (a->flags & ATTACHMENT_SPOOF_CHECK) && source != 0 ? PATH_DROP_SPOOF_IPV4 : PATH_PASS_SOURCE;
 }
 
 static __always_inline enum path_reason check_inside_ipv6(struct frame *f, const struct attachment *a)
 {
-	if (same_ipv6(&f->key.source, &a->inside6))
-		return from_inside(f, &a->inside6, &a->ipv6[0]);
+	if (same_ipv6(&f->key.source, &a->inside6)) {
+		f->key.source = a->ipv6[0];
+		return from_inside(f, a->diff6);
+	}
 	return (a->flags & ATTACHMENT_SPOOF_CHECK) && !maybe_own_ipv6(&f->key.source) ? PATH_DROP_SPOOF_IPV6 :
 										       PATH_PASS_SOURCE;
 }

@@ -86,15 +86,6 @@ static __always_inline enum path_reason check_source_ipv4(const struct attachmen
 	return PATH_PASS_SOURCE;
 }
 
-/* The change of the one's complement sum from one address to another, folded. */
-static __always_inline __u32 address_diff(const struct ipv6_addr *from, const struct ipv6_addr *to)
-{
-	__u32 sum = bpf_csum_diff((__be32 *)from->word, sizeof(*from), (__be32 *)to->word, sizeof(*to), 0);
-
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
-}
-
 /* Link-local and unspecified: Neighbour Discovery, DAD and MLD, which guest_ingress knows. */
 static __always_inline bool maybe_own_ipv6(const struct ipv6_addr *a)
 {

@@ -131,6 +131,9 @@ struct endpoint {
 	struct ipv6_addr ipv6_gateways[TAPIR_MAX_GATEWAYS];
 	__be32 outside4;
 	struct ipv6_addr outside6;
+	/* Of one's complement sums, from inside to outside, folded. */
+	__u32 diff4;
+	__u32 diff6;
 };
 
 struct counter {
@@ -144,7 +147,7 @@ struct counts {
 };
 
 _Static_assert(sizeof(struct ipv6_prefix) == 32, "struct ipv6_prefix");
-_Static_assert(sizeof(struct endpoint) == 456, "struct endpoint");
+_Static_assert(sizeof(struct endpoint) == 464, "struct endpoint");
 _Static_assert(sizeof(struct counter) == 16, "struct counter");
 _Static_assert(sizeof(struct counts) == 16 * REASON_MAX, "struct counts");
 

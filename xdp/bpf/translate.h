@@ -8,16 +8,15 @@
 #include "quote.h"
 
 /* The kernel's helper knows whether the skb's checksum is partial, and then changes the pseudo header's sum in it. */
-static __always_inline enum reason change_transport(struct packet *p, __u32 at, __u8 proto, __be32 from, __u64 to,
-						    __u64 size)
+static __always_inline enum reason change_transport(struct packet *p, __u32 at, __u8 proto, __u32 diff)
 {
-	__u64 flags = size | BPF_F_PSEUDO_HDR;
+	__u64 flags = BPF_F_PSEUDO_HDR;
 
 	if (proto == IPPROTO_UDP)
 		flags |= BPF_F_MARK_MANGLED_0; /* and a zero stays one */
 	if (at + sizeof(__be16) > packet_len(p))
 		return REASON_UNTRANSLATABLE;
-	return bpf_l4_csum_replace(p->skb, at, from, to, flags) ? REASON_TRANSLATE_FAILED : REASON_UNKNOWN;
+	return bpf_l4_csum_replace(p->skb, at, 0, diff, flags) ? REASON_TRANSLATE_FAILED : REASON_UNKNOWN;
 }
 
 /* The bytes of an IPv4 header from its checksum on, which are changed as one. */
@@ -49,7 +48,7 @@ static __noinline enum reason translate_ipv4(struct packet *p, const struct iphd
 	if (!(ip->frag_off & bpf_htons(IPV4_OFFSET))) {
 		at = covered_check(ip->protocol);
 		if (at) {
-			r = change_transport(p, l4 + at, ip->protocol, x->from, x->to, sizeof(x->to));
+			r = change_transport(p, l4 + at, ip->protocol, x->diff);
 			if (r != REASON_UNKNOWN)
 				return r;
 		}
@@ -99,7 +98,7 @@ static __noinline enum reason translate_ipv6(struct packet *p, struct upper *u, 
 		return r;
 	at = u->proto == NEXTHDR_ICMP ? ICMP_CHECK : covered_check(u->proto);
 	if (at && !u->later) {
-		r = change_transport(p, u->off + at, u->proto, 0, x->diff, 0);
+		r = change_transport(p, u->off + at, u->proto, x->diff);
 		if (r != REASON_UNKNOWN)
 			return r;
 	}
@@ -119,7 +118,7 @@ static __always_inline void exchange_ipv4(struct exchange4 *x, const struct endp
 	x->out = out;
 	x->from = out ? ep->ipv4[0].addr : ep->outside4;
 	x->to = out ? ep->outside4 : ep->ipv4[0].addr;
-	x->diff = bpf_csum_diff(&x->from, sizeof(x->from), &x->to, sizeof(x->to), 0);
+	x->diff = out ? ep->diff4 : (__u16)~ep->diff4;
 }
 
 static __always_inline void exchange_ipv6(struct exchange6 *x, const struct endpoint *ep, bool out)
@@ -127,36 +126,35 @@ static __always_inline void exchange_ipv6(struct exchange6 *x, const struct endp
 	x->out = out;
 	x->from = out ? ep->ipv6[0].addr : ep->outside6;
 	x->to = out ? ep->outside6 : ep->ipv6[0].addr;
-	x->diff = bpf_csum_diff(x->from.word, sizeof(x->from), x->to.word, sizeof(x->to), 0);
+	x->diff = out ? ep->diff6 : (__u16)~ep->diff6;
 }
 
 static __always_inline enum reason to_outside_ipv4(struct packet *p, const struct endpoint *ep)
 {
+	const struct iphdr *ip = &p->ip4.ip; /* zero where the frame ends in it */
 	struct exchange4 x;
-	struct iphdr ip;
 
-	if (packet_load(p, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 || ip.saddr != ep->ipv4[0].addr)
+	if (ip->version != 4 || ip->ihl < 5 || ip->saddr != ep->ipv4[0].addr)
 		return REASON_UNKNOWN;
 	exchange_ipv4(&x, ep, true);
-	return translate_ipv4(p, &ip, &x);
+	return translate_ipv4(p, ip, &x);
 }
 
 static __always_inline enum reason to_outside_ipv6(struct packet *p, const struct endpoint *ep)
 {
-	struct ipv6hdr ip6 __attribute__((aligned(8)));
-	struct upper u = { .off = IPV6_HDR_END };
+	const struct ipv6hdr *ip6 = &p->ip6; /* zero where the frame ends in it */
+	struct upper u = { .off = IPV6_HDR_END, .proto = ip6->nexthdr };
 	struct exchange6 x;
 	__u8 type;
 
-	if (packet_load(p, ETH_HLEN, &ip6, sizeof(ip6)) || ip6.version != 6)
+	if (ip6->version != 6)
 		return REASON_UNKNOWN;
-	u.proto = ip6.nexthdr;
 	if (u.proto == NEXTHDR_ICMP && !packet_load(p, u.off, &type, sizeof(type)) && neighbour_discovery(type))
 		return REASON_INSIDE_ONLY;
-	if (!ipv6_equal((struct ipv6_addr *)&ip6.saddr, &ep->ipv6[0].addr))
+	if (!ipv6_equal((struct ipv6_addr *)&ip6->saddr, &ep->ipv6[0].addr))
 		return REASON_UNKNOWN;
 	exchange_ipv6(&x, ep, true);
-	return translate_ipv6(p, &u, IPV6_HDR_END + bpf_ntohs(ip6.payload_len), &x);
+	return translate_ipv6(p, &u, IPV6_HDR_END + bpf_ntohs(ip6->payload_len), &x);
 }
 
 /* A legal frame of the guest's, whose Ethernet header p has. Returns REASON_UNKNOWN where it may go on. */
