@@ -99,6 +99,11 @@ bench-agent: build $(NODEEXPORTER) $(TOOLS)/bench-agent ## Measure what the node
 	@tools/setup.sh net
 	$(TOOLS)/bench-agent -bin bin $(BENCH_FLAGS)
 
+.PHONY: bench-guests
+bench-guests: build $(TOOLS)/bench-guests ## Measure clones of one snapshot against guests with their pods' addresses, and against iptables (BENCH_FLAGS=-parts=add)
+	@tools/setup.sh net
+	$(TOOLS)/bench-guests -bin bin $(BENCH_FLAGS)
+
 .PHONY: bench-ipam
 bench-ipam: build refplugins $(TOOLS)/bench-ipam ## Measure one allocation against host-local with up to 60,000 held, and a /16 to its end
 	@tools/setup.sh net
@@ -137,7 +142,7 @@ cluster-down: $(TOOLS)/updown ## End what "make cluster-up" started
 	@$(TOOLS)/updown -dir $(CLUSTER) down
 
 .PHONY: test-cluster
-test-cluster: build k8s refplugins test-images $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes
+test-cluster: build k8s refplugins $(KUBEROUTER) test-images $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes
 	tools/setup.sh net vm cluster
 	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images
 	TAPIR_REQUIRE=$(TAPIR_REQUIRE),cluster TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
@@ -211,6 +216,11 @@ $(TOOLS)/bench-add:
 $(TOOLS)/bench-xdp:
 	@mkdir -p $(TOOLS)
 	@CGO_ENABLED=0 go build -o $@ ./test/bench/xdp
+
+.PHONY: $(TOOLS)/bench-guests
+$(TOOLS)/bench-guests:
+	@mkdir -p $(TOOLS)
+	@CGO_ENABLED=0 go build -o $@ ./test/bench/guests
 
 .PHONY: $(TOOLS)/bench-ipam
 $(TOOLS)/bench-ipam:

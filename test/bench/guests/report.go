@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -53,8 +55,11 @@ func (r *Report) ratio(test, variant, to string) (float64, bool) {
 	return a.Values.Median() / b.Values.Median(), true
 }
 
-// judge fills in the goals that were measured.
+// judge puts the rows in order, clones behind what they are compared with, and fills in the goals that were measured.
 func (r *Report) judge() {
+	slices.SortStableFunc(r.Rows, func(a, b *Row) int {
+		return cmp.Or(cmp.Compare(a.Test, b.Test), cmp.Compare(a.Variant, b.Variant))
+	})
 	for _, path := range []string{"default", "xdp"} {
 		for _, test := range []string{"tcp-tso", "tcp", "frames-64"} {
 			if v, ok := r.ratio(test, path+"-clones", path); ok {
