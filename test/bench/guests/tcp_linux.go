@@ -101,4 +101,3 @@ func (p *pair) connect() (from, to net.Conn, err error) {
 	}
 	return from, to, nil
 }
-
