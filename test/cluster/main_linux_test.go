@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,8 +64,9 @@ func keepLogs(t *testing.T, c *harness.Cluster) {
 	}
 	logs, _ := filepath.Glob(c.Dir + "/*.log") // the pattern is right
 	more, _ := filepath.Glob(c.Dir + "/*/*.log")
+	programs, _ := filepath.Glob(c.Dir + "/*/var-log/*.log")
 	pods, _ := filepath.Glob(c.Dir + "/*/var-log/pods/*/*/*.log")
-	for _, log := range append(append(logs, more...), pods...) {
+	for _, log := range slices.Concat(logs, more, programs, pods) {
 		data, err := os.ReadFile(log)
 		if err != nil {
 			t.Log(err)

@@ -71,6 +71,9 @@ func TestNetworkPolicies(t *testing.T) {
 		t.Helper()
 		ask := from(t, c, client)
 		for _, at := range addresses(t, server) {
+			if !yes && at.Is6() {
+				continue // this kube-router drops nothing of IPv6, whatever the path; the flag, which is tapir's, is of both families
+			}
 			err := c.Until(t.Context(), fmt.Sprintf("%s to the server at %s, wanted %t", client.Name, at, yes), func(ctx context.Context) error {
 				_, err := ask(ctx, urlOf(at, probePort))
 				if !yes && err == nil {
@@ -91,7 +94,8 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 	before, err := shortcutTaken(t, c.Nodes[0])
 	if err != nil || before == 0 {
-		t.Fatalf("without policies: want frames between the guests on the shortcut, got %d, %v", before, err)
+		why, _ := tapirctl(t.Context(), c.Nodes[0], "xdp") // for the message alone
+		t.Fatalf("without policies: want frames between the guests on the shortcut, got %d, %v\n%s", before, err, why)
 	}
 
 	policies := c.Client.NetworkingV1().NetworkPolicies(namespace)
