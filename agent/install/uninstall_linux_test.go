@@ -1,11 +1,13 @@
 package install_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/state"
 	"golang.org/x/sys/unix"
 )
@@ -39,11 +41,18 @@ func TestUninstallKeepsTheProgramsForDEL(t *testing.T) {
 	d.ready()
 	d.end(unix.SIGTERM)
 	out, err := n.uninstall()
-	said(t, out, err, "removed "+n.own(), "kept the programs in "+n.bin+": 1 attachments are left, 0 of them dead")
-	n.absent(n.own())
+	said(t, out, err, "it refuses ADD and STATUS, and serves DEL", "kept the programs in "+n.bin+": 1 attachments are left, 0 of them dead")
+	late := n.pod() // by what is there now, as containerd does it
+	for _, verb := range []string{"ADD", "STATUS"} {
+		if err := late.cni(verb); err == nil || !strings.Contains(err.Error(), "tapird uninstall took tapir off this node") {
+			t.Errorf("want %s refused with the reason, got %v", verb, err)
+		}
+	}
 	mustDo(t, p.cni("CHECK"))
+	p.list = late.list
 	mustDo(t, p.cni("DEL"))
 	out, err = n.uninstall()
+	n.absent(n.own())
 	said(t, out, err, "removed "+filepath.Join(n.bin, "tapir"), "removed "+filepath.Join(n.tools, "tapirctl"))
 	for _, path := range []string{filepath.Join(n.bin, "tapir"), filepath.Join(n.bin, "tapir-ipam"), filepath.Join(n.tools, "tapirctl"), state.DefaultDir, "/sys/fs/bpf/tapir"} {
 		n.absent(path)
@@ -73,11 +82,13 @@ func TestUninstallWaits(t *testing.T) {
 		out, err := n.uninstall("--wait", "1m")
 		done <- answer{out, err}
 	}()
-	for i := 0; ; i++ { // until it has begun to wait
-		if _, err := os.Stat(n.own()); err != nil {
-			break
+	testnode.Eventually(t, patience, func() error {
+		if text := string(read(t, n.own())); !strings.Contains(text, "uninstall") {
+			return errors.New("it has not begun to wait")
 		}
-	}
+		return nil
+	})
+	p.list = read(t, n.own())
 	mustDo(t, p.cni("DEL"))
 	a := <-done
 	said(t, a.out, a.err, "removed "+filepath.Join(n.bin, "tapir"))

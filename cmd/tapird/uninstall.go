@@ -29,9 +29,11 @@ func newUninstall(load func() (config, error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Take off this node what tapird installed",
-		Long: `Remove the network configuration, or take tapir out of the one that it was put into, and what the cluster's part made: no new pod gets tapir. Where
-no attachment is left, remove the programs too, and what all attachments shared: nftables table, pinned programs, state, changed sysctls. Running pods
-keep their network. The runtime calls the programs for each DEL, so that they stay while there are attachments: uninstall again when the pods
+		Long: `Have no new pod get tapir, and where no attachment is left take everything away: the network configuration, what the cluster's part made, the programs, and what
+attachments shared (nftables table, pinned programs, state, changed sysctls). Running pods keep their network.
+
+The runtime needs configuration and programs for each DEL. While there are attachments tapir's own configuration stays, in a form that refuses ADD and STATUS and
+serves DEL, so that the node is NotReady, and the programs stay; tapir is taken out of another network's configuration at once. Uninstall again when the pods
 are gone, or give --wait.
 
 It refuses while a tapird runs, which would bring everything back.`,
@@ -68,10 +70,10 @@ func uninstall(ctx context.Context, out io.Writer, c config, l leaving) (err err
 		err = errors.Join(err, socket.Remove())
 		_ = os.Remove(filepath.Dir(c.Socket)) // where nothing is left in it
 	}()
-	did, err := install.RemoveConf(c.Install)
+	did, err := install.Retire(c.Install)
 	say(out, did)
-	if err = errors.Join(err, leave(c.Cluster, out)); err != nil {
-		return err // the programs are still named in a configuration
+	if err != nil {
+		return err
 	}
 	why, err := left(ctx, c, l.wait)
 	if err != nil {
@@ -80,6 +82,11 @@ func uninstall(ctx context.Context, out io.Writer, c config, l leaving) (err err
 	if why != "" && !l.force {
 		fmt.Fprintf(out, "kept the programs in %s: %s, and the runtime calls them for each DEL; uninstall again when the pods are gone\n", c.Install.WithDefaults().CNIBinDir, why)
 		return nil
+	}
+	did, err = install.RemoveConf(c.Install)
+	say(out, did)
+	if err = errors.Join(err, leave(c.Cluster, out)); err != nil {
+		return err // the programs are still named in a configuration
 	}
 	if why == "" {
 		if err = cleanUp(ctx, out, c, l.keepSysctls); err != nil {
@@ -109,8 +116,8 @@ func say(out io.Writer, did []string) {
 	}
 }
 
-// left says what still needs the programs, or nothing, when that is gone or the wait is over. Dead attachments count: the runtime may not have called DEL
-// for them yet.
+// left says what still needs the programs, or nothing, when that is gone or the wait is over. Dead attachments count, since the runtime may not have called
+// DEL for them yet, but not where tapir was in another network's configuration: it is not called for them any more.
 func left(ctx context.Context, c config, wait time.Duration) (string, error) {
 	for until := time.Now().Add(wait); ; {
 		r, err := plugin.Cleaner{StateDirs: c.StateDirs, BPFFS: c.BPFFS, DryRun: true}.Run(ctx)
@@ -119,7 +126,7 @@ func left(ctx context.Context, c config, wait time.Duration) (string, error) {
 		}
 		dead := 0
 		for _, one := range r.Removed {
-			if one.Kind == "attachment" {
+			if one.Kind == "attachment" && c.Install.Mode != install.ModeChained {
 				dead++
 			}
 		}
