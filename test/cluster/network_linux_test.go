@@ -34,7 +34,8 @@ func testPods(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	if taken, err := shortcutTaken(t, c.Nodes[0]); err != nil || taken == 0 {
-		t.Errorf("two guests of node1 with tapir.dev/xdp: want frames on the shortcut, got %d, %v", taken, err)
+		out, _ := tapirctl(t.Context(), c.Nodes[0], "xdp", "-o", "json") // what is wrong is said already
+		t.Errorf("two guests of node1 with tapir.dev/xdp: want frames on the shortcut, got %d, %v\n%s", taken, err, out)
 	}
 	if taken, err := shortcutTaken(t, c.Nodes[1]); err != nil || taken != 0 {
 		t.Errorf("node2, where no pod asked for it: want no frames on the shortcut, got %d, %v", taken, err)
