@@ -22,7 +22,7 @@ var template = fmt.Sprintf(ownTemplate, "")
 func TestTheConfigurationComesLastAndOnlyWhenAnADDWouldWork(t *testing.T) {
 	n := newNode(t, fmt.Sprintf(ownTemplate, `, {"type": "other"}`), object{"podAnnotations": []string{"queues"}})
 	d := n.start()
-	d.notReady(`the plugin "other" is not in ` + n.bin)
+	d.notReady(`the program "other" is not in ` + n.bin)
 	n.same(filepath.Join(n.bin, "tapir"), read(t, command("tapir")))
 	n.same(filepath.Join(n.bin, "tapir-ipam"), read(t, command("tapir-ipam")))
 	n.same(filepath.Join(n.tools, "tapirctl"), read(t, command("tapirctl")))
@@ -187,7 +187,7 @@ func TestADryRunSaysWhatWouldBeInstalled(t *testing.T) {
 	mustDo(t, err)
 	for _, want := range []string{
 		"install: write " + filepath.Join(n.bin, "tapir"), "install: keep " + filepath.Join(n.bin, "tapir-ipam"), "install: write the configuration " + n.own(),
-		`install: now an ADD would fail: the plugin "tapir" is not in`,
+		`install: now an ADD would fail: the program "tapir" is not in`,
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("want %q, got %s", want, out)
@@ -215,6 +215,25 @@ func TestFaultsOfTheConfigurationAreTold(t *testing.T) {
 	for _, want := range []string{`install.mode`, `install.cniBinDir: want an absolute path, got "bin"`, `install.name`, `install.template`} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("want %q, got %s", want, out)
+		}
+	}
+}
+
+func TestCheckLooksAtWhatIsToBeInstalled(t *testing.T) {
+	n := newNode(t, template, nil)
+	check := func() (string, error) {
+		out, err := exec.Command(command("tapird"), "--config", n.config(), "--check").CombinedOutput()
+		return string(out), err
+	}
+	if out, err := check(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	mustDo(t, os.Remove(filepath.Join(n.from, "tapir-ipam")))
+	n.writeTemplate(`{"name": "pods", "plugins": [{"type": "bridge"}]}`)
+	out, err := check()
+	for _, want := range []string{`install.from: the program "tapir-ipam" is not in ` + n.from, `plugins: want one of type "tapir", got none`} {
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("want %q, got %v: %s", want, err, out)
 		}
 	}
 }

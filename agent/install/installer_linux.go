@@ -224,8 +224,8 @@ func (o Options) Check() error {
 	i := New(Config{Options: o})
 	var errs []error
 	for _, p := range i.copies() {
-		if info, err := os.Stat(p.from); err != nil || !info.Mode().IsRegular() {
-			errs = append(errs, fmt.Errorf("install.from: want the program %s, got none: %w", p.from, err))
+		if err := executable(i.c.From, filepath.Base(p.from)); err != nil {
+			errs = append(errs, fmt.Errorf("install.from: %w", err))
 		}
 	}
 	if i.c.Mode != ModeBinaries {

@@ -104,11 +104,11 @@ func executable(dir, kind string) error {
 	info, err := os.Stat(filepath.Join(dir, kind))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the plugin %q is not in %s", kind, dir)
+		return fmt.Errorf("the program %q is not in %s", kind, dir)
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
-		return fmt.Errorf("the plugin %q in %s cannot be executed", kind, dir)
+		return fmt.Errorf("the program %q in %s cannot be executed", kind, dir)
 	}
 	return nil
 }
