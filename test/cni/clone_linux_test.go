@@ -434,3 +434,30 @@ func TestGuestConfigOfARestore(t *testing.T) {
 		}
 	}
 }
+
+// A clone's part in the shortcut is taken and given while it runs, and its translation goes along.
+func TestTheShortcutOfACloneIsTurnedOffAndOn(t *testing.T) {
+	n := newNode(t)
+	c := conf(object{"guest": snapshot, "xdp": object{"mode": "generic"}})
+	a, b := n.pod("a", c), n.pod("b", c)
+	ra, rb := a.add(), b.add()
+	sa, sb := bootStack(a, inside(t, ra), offloadNone), bootStack(b, inside(t, rb), offloadNone)
+	oa, ob := outside(ra), outside(rb)
+	for _, way := range []string{"off", "on"} {
+		if out := n.ctl("xdp", way, "a"); out.code != 0 {
+			t.Fatal(out)
+		}
+		if on := a.record().XDP.Mode != ""; on != (way == "on") {
+			t.Errorf("turned %s: has a part: %t", way, on)
+		}
+		for _, is4 := range []bool{true, false} {
+			wantStream(t, sa.netns, sb.netns, cloneInside[is4], ob[is4], oa[is4])
+			wantStream(t, sb.netns, sa.netns, cloneInside[is4], oa[is4], ob[is4])
+		}
+	}
+	n.wantTaken(t, a, true, true)
+	for p, r := range map[*pod]*types100.Result{a: ra, b: rb} {
+		p.works("CHECK", object{"prevResult": r})
+		p.works("DEL", nil)
+	}
+}
