@@ -89,7 +89,8 @@ func (x *translation) quote(at, end int, v6 bool) {
 		return
 	}
 	q := x.b[at:]
-	transport, proto, first := 0, 0, true
+	var transport, proto int
+	var first bool
 	if v6 {
 		t, next, later, _, _, ok := headers(x.b, at+40, int(q[6]))
 		transport, proto, first = t, next, ok && !later
@@ -114,7 +115,9 @@ func (x *translation) quote(at, end int, v6 bool) {
 // apply gives false for what cannot be translated.
 func (x *translation) apply() bool {
 	v6 := x.from.Is6()
-	at, field, proto, first, end := 0, 26, 0, true, 0
+	field := 26
+	var at, proto, end int
+	var first bool
 	if v6 {
 		t, next, later, auth, stops, ok := headers(x.b, 54, int(x.b[20]))
 		if !ok || auth || !x.out && stops {

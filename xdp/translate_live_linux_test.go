@@ -183,7 +183,7 @@ func (c *clone) datagrams(to *clone, v6 bool, sizes ...int) {
 		echo, err = net.ListenPacket("udp", netip.AddrPortFrom(in, 0).String())
 		c.must(err)
 	})
-	defer echo.Close()
+	defer func() { _ = echo.Close() }()
 	go func() {
 		buf := make([]byte, 1<<16)
 		for {

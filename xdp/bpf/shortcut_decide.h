@@ -20,8 +20,9 @@ struct way {
 	bool complete;	   /* a partial checksum was completed */
 	bool write_check;  /* new_check is to be written */
 	__be16 new_check;
-	const struct ipv6_addr *inside; /* the target's address, where it is translated in XDP */
-	__u32 diff;	   /* of sums, from the frame's addresses to those that it leaves with; IPv6 and IPv4 */
+	bool translate;	   /* the frame leaves with key.source and dest in place of its addresses; in XDP alone */
+	struct ipv6_addr dest;
+	__u32 diff;	   /* of sums, from the frame's addresses to those */
 };
 
 /* The L3 length that must fit: of a GSO frame, that of one segment. */
@@ -48,7 +49,8 @@ static __always_inline enum path_reason to_guest(struct way *w, const struct att
 		/* From the address that the guest itself has: pod_ingress drops it. */
 		if (same_ipv6(&w->f.key.source, &pod->inside))
 			return PATH_PASS_SOURCE;
-		w->inside = &pod->inside;
+		w->translate = true;
+		w->dest = pod->inside;
 		w->diff = pod->diff;
 	}
 	if (packet_len(&w->f) > pod->mtu)
@@ -151,12 +153,15 @@ static __always_inline enum path_reason see_checksum(struct xdp_md *ctx, struct 
 
 	if (!check)
 		return PATH_PASS_LENGTH;
-	if (w->f.translated || w->inside) {
-		w->diff += w->f.source_diff;
-		diff = has_pseudo_header(&w->f) ? w->diff : 0;
+	if (w->f.translated && !w->translate) {
+		w->dest = w->f.key.dest;
+		w->translate = true;
 	}
+	w->diff += w->f.source_diff;
+	if (has_pseudo_header(&w->f))
+		diff = w->diff;
 	if (!checksum_partial(&w->f, *check)) {
-		if (diff) {
+		if (w->translate) {
 			w->new_check = translated_checksum(&w->f, *check, diff);
 			w->write_check = true;
 		}
@@ -221,10 +226,10 @@ static __always_inline bool rewrite(const struct way *w)
 		if ((void *)(ip6 + 1) > data_end)
 			return false;
 		ip6->hop_limit--;
-		if (w->f.translated)
+		if (w->translate) {
 			__builtin_memcpy(&ip6->saddr, &w->f.key.source, sizeof(ip6->saddr));
-		if (w->inside)
-			__builtin_memcpy(&ip6->daddr, w->inside, sizeof(ip6->daddr));
+			__builtin_memcpy(&ip6->daddr, &w->dest, sizeof(ip6->daddr));
+		}
 	} else {
 		struct iphdr *ip = data + ETH_HLEN;
 		__u32 sum;
@@ -235,12 +240,11 @@ static __always_inline bool rewrite(const struct way *w)
 		sum = ip->check + bpf_htons(0x0100);
 		ip->check = sum + (sum >= 0xffff);
 		ip->ttl--;
-		if (w->f.translated)
+		if (w->translate) {
 			ip->saddr = w->f.key.source.word[3];
-		if (w->inside)
-			ip->daddr = w->inside->word[3];
-		if (w->diff)
+			ip->daddr = w->dest.word[3];
 			ip->check = ~sum_fold((__u64)(__u16)~ip->check + w->diff);
+		}
 	}
 	copy_mac(eth->h_dest, w->dst_mac);
 	copy_mac(eth->h_source, w->src_mac);

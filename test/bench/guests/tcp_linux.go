@@ -45,9 +45,9 @@ func (p *pair) bulk(offload int, d time.Duration) (_ float64, err error) {
 	go func() {
 		buf := make([]byte, chunk)
 		for {
-			n, err := to.Read(buf)
+			n, failed := to.Read(buf)
 			bytes.Add(int64(n))
-			if err != nil {
+			if failed != nil {
 				break
 			}
 		}
