@@ -22,9 +22,9 @@ import (
 )
 
 type options struct {
-	out, name, entrypoint, sbom string
-	platforms                   platforms
-	labels                      labels
+	out, name, entrypoint, sbom, boms string
+	platforms                         platforms
+	labels                            labels
 }
 
 // epoch is the time of everything in the image: the same files are to give the same bytes.
@@ -37,6 +37,14 @@ const (
 )
 
 func (o *options) build() error {
+	if o.boms != "" {
+		if err := o.writeBOMs(); err != nil {
+			return err
+		}
+		if o.out == "" {
+			return nil
+		}
+	}
 	index := v1.ImageIndex(mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
 	for _, p := range o.platforms {
 		platform, err := v1.ParsePlatform(p[0])
@@ -167,6 +175,35 @@ func addBytes(t *tar.Writer, name string, data []byte) error {
 	}
 	_, err := t.Write(data)
 	return err
+}
+
+// writeBOMs puts the SBOM of each platform's programs beside the archive: the one that is in the image.
+func (o *options) writeBOMs() error {
+	for _, p := range o.platforms {
+		platform, err := v1.ParsePlatform(p[0])
+		if err != nil {
+			return fmt.Errorf("platform %q: %w", p[0], err)
+		}
+		var programs []string
+		err = filepath.WalkDir(p[1], func(file string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				programs = append(programs, file)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		data, err := bom(o.name, programs)
+		if err != nil {
+			return fmt.Errorf("SBOM of platform %s: %w", p[0], err)
+		}
+		name, _, _ := strings.Cut(path.Base(o.name), ":")
+		if err := os.WriteFile(filepath.Join(o.boms, name+"."+platform.Architecture+".cdx.json"), data, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // archive writes a folder as a tar, whole or not at all.

@@ -47,6 +47,7 @@ func main() {
 	flag.StringVar(&o.name, "name", "", "full `name` and tag")
 	flag.StringVar(&o.entrypoint, "entrypoint", "", "`path` in the image")
 	flag.StringVar(&o.sbom, "sbom", "", "`folder` of the image in which a CycloneDX SBOM is put; empty: none")
+	flag.StringVar(&o.boms, "boms", "", "`folder` in which the SBOM of each platform is put as well, as NAME.ARCHITECTURE.cdx.json; without -o nothing else is made")
 	flag.Var(&o.platforms, "platform", "`OS/ARCHITECTURE=FOLDER`, once or more")
 	flag.Var(o.labels, "label", "`KEY=VALUE`, any number of times")
 	flag.Parse()
@@ -62,7 +63,11 @@ func main() {
 
 func (o *options) check() error {
 	var faults []error
-	for name, value := range map[string]string{"o": o.out, "name": o.name, "entrypoint": o.entrypoint} {
+	needed := map[string]string{"o": o.out, "name": o.name, "entrypoint": o.entrypoint}
+	if o.boms != "" && o.out == "" {
+		needed = map[string]string{"name": o.name}
+	}
+	for name, value := range needed {
 		if value == "" {
 			faults = append(faults, fmt.Errorf("-%s: want a value, got none", name))
 		}
