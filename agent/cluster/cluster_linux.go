@@ -42,7 +42,8 @@ type Config struct {
 	// Attachments and Flag keep pods that a NetworkPolicy selects off the shortcut; nil: nobody does.
 	Attachments Attachments
 	Flag        FlagFunc
-	Logger  *slog.Logger
+	Refused     RefusedFunc // nil: nothing is
+	Logger      *slog.Logger
 }
 
 // Cluster is the part.
@@ -77,8 +78,10 @@ func New(c Config) (*Cluster, error) {
 	}, nil
 }
 
-// SetAttachments gives the node's attachments and what flags them, before Run.
-func (c *Cluster) SetAttachments(all Attachments, flag FlagFunc) { c.c.Attachments, c.c.Flag = all, flag }
+// SetAttachments gives the node's attachments, what flags them and what says which wishes are refused, before Run.
+func (c *Cluster) SetAttachments(all Attachments, flag FlagFunc, refused RefusedFunc) {
+	c.c.Attachments, c.c.Flag, c.c.Refused = all, flag, refused
+}
 
 // SetInstall gives the installer, which wants the Cluster as its ranges, before Run.
 func (c *Cluster) SetInstall(i Install) { c.c.Install = i }
@@ -192,9 +195,10 @@ func (c *Cluster) Run(ctx context.Context) error {
 	defer following.Wait()
 	defer cancel()
 	failed := make(chan error, 1)
+	following.Go(func() { c.tellRefusals(ctx, client) })
 	following.Go(func() {
-		if err := c.followPolicies(ctx, client); ctx.Err() == nil {
-			failed <- fmt.Errorf("follow NetworkPolicies: %w", err)
+		if cause := c.followPolicies(ctx, client); ctx.Err() == nil {
+			failed <- fmt.Errorf("follow NetworkPolicies: %w", cause)
 			cancel()
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/internal/output"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/vishvananda/netlink"
@@ -87,6 +88,13 @@ func (i *installer) Changed() <-chan struct{} { return i.changed }
 // start runs the part with a client that has the nodes.
 func start(t testing.TB, o Options, install Install, nodes ...*corev1.Node) (*Cluster, *fake.Clientset, *output.Buffer) {
 	t.Helper()
+	c, client, log := newCluster(t, o, install, nodes...)
+	runCluster(t, c)
+	return c, client, log
+}
+
+func newCluster(t testing.TB, o Options, install Install, nodes ...*corev1.Node) (*Cluster, *fake.Clientset, *output.Buffer) {
+	t.Helper()
 	client := fake.NewClientset()
 	for _, n := range nodes {
 		if err := client.Tracker().Add(n); err != nil {
@@ -99,6 +107,16 @@ func start(t testing.TB, o Options, install Install, nodes ...*corev1.Node) (*Cl
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	return c, client, log
+}
+
+func runCluster(t testing.TB, c *Cluster) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
@@ -110,11 +128,7 @@ func start(t testing.TB, o Options, install Install, nodes ...*corev1.Node) (*Cl
 		if err := Remove(); err != nil {
 			t.Error(err)
 		}
-		if t.Failed() {
-			t.Log(log.String())
-		}
 	})
-	return c, client, log
 }
 
 var (
@@ -283,4 +297,41 @@ func TestTheNodeSaysWhetherTapirIsInstalled(t *testing.T) {
 	i.err = nil
 	i.changed <- struct{}{}
 	wantNode(corev1.ConditionFalse, "tapir is installed on this node", 1)
+}
+
+func TestAPodIsToldWhatIsRefused(t *testing.T) {
+	link(t)
+	c, client, _ := newCluster(t, Options{}, nil, own)
+	pod := podOf("a", "web", nil)
+	pod.UID = "12345"
+	if err := client.Tracker().Add(pod); err != nil {
+		t.Fatal(err)
+	}
+	all := &attachments{}
+	all.add("a", "web", "")
+	all.add("a", "content", "")
+	c.SetAttachments(all, all.flag, func(a *watch.Attachment) string {
+		if a.Record.PodName == "web" {
+			return "the pod asks for profile \"bulk\""
+		}
+		return ""
+	})
+	runCluster(t, c)
+	ctx := context.Background()
+	testnode.Eventually(t, patience, func() error {
+		events, err := client.CoreV1().Events("a").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if len(events.Items) != 1 || events.Items[0].Reason != "TapirRefused" || events.Items[0].InvolvedObject.UID != "12345" ||
+			!strings.Contains(events.Items[0].Message, "bulk") {
+			return fmt.Errorf("want one event of the pod, got %+v", events.Items)
+		}
+		return nil
+	})
+	all.add("a", "more", "") // it is not told again
+	time.Sleep(200 * time.Millisecond)
+	if events, err := client.CoreV1().Events("a").List(ctx, metav1.ListOptions{}); err != nil || len(events.Items) != 1 || events.Items[0].Count > 1 {
+		t.Errorf("want it to be told once, got %+v, %v", events, err)
+	}
 }

@@ -94,7 +94,9 @@ func slimPod(obj any) (any, error) {
 func (s *selection) run(ctx context.Context, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancel(ctx)
 	mine := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slimPod),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", s.c.c.Node).String() }))
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", s.c.c.Node).String()
+		}))
 	everywhere := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slimPod))
 	defer everywhere.Shutdown()
 	defer mine.Shutdown()

@@ -48,6 +48,12 @@ type Options struct {
 	Uplinks     map[string]Uplink
 }
 
+// Refused says why an attachment cannot have the profile that it asks for; empty where it can.
+func (o Options) Refused(asked string) string {
+	_, why := o.Profiles.pick(asked, o.Profile, o.PodProfiles)
+	return why
+}
+
 // Tuner tunes. Its methods may be called by several goroutines at once.
 type Tuner struct {
 	c       Config

@@ -9,6 +9,7 @@ import (
 	"github.com/tapir-cni/tapir/agent"
 	"github.com/tapir-cni/tapir/agent/cluster"
 	"github.com/tapir-cni/tapir/agent/install"
+	"github.com/tapir-cni/tapir/agent/tuner"
 	"github.com/tapir-cni/tapir/agent/watch"
 	"github.com/tapir-cni/tapir/plugin"
 )
@@ -24,7 +25,7 @@ type joined struct {
 }
 
 // join makes the cluster's part, where the configuration has one.
-func join(o clusterConfig, bpffs string, log *slog.Logger) (joined, error) {
+func join(o clusterConfig, bpffs string, tuned tuner.Options, log *slog.Logger) (joined, error) {
 	if !o.Enabled {
 		return joined{}, nil
 	}
@@ -39,7 +40,7 @@ func join(o clusterConfig, bpffs string, log *slog.Logger) (joined, error) {
 		}
 		c.SetAttachments(a.Watcher(), func(ctx context.Context, id watch.ID, selected bool) error {
 			return plugin.Shortcuts{StateDir: id.Dir, BPFFS: bpffs}.FlagPolicy(ctx, id.Key, selected)
-		})
+		}, func(a *watch.Attachment) string { return tuned.Refused(a.Record.Profile) })
 	}}, nil
 }
 

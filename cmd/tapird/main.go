@@ -153,11 +153,11 @@ func (c config) agentConfig(log *slog.Logger) agent.Config {
 
 // newAgent is the agent with its parts of the cluster, where there are some.
 func newAgent(c config, log *slog.Logger) (*agent.Agent, error) {
-	j, err := join(c.Cluster, c.BPFFS, log)
+	made := c.agentConfig(log)
+	j, err := join(c.Cluster, c.BPFFS, made.Tuner, log)
 	if err != nil {
 		return nil, err
 	}
-	made := c.agentConfig(log)
 	made.Parts, made.Install.Ranges = j.parts, j.ranges
 	a := agent.New(made)
 	if j.use != nil {
