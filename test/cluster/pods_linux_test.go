@@ -220,7 +220,7 @@ type dialer func(ctx context.Context, network, address string) (net.Conn, error)
 // fetch asks url over connections of dial.
 func fetch(ctx context.Context, dial dialer, url string) (string, error) {
 	transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
-	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+	client := http.Client{Transport: transport, Timeout: 10 * time.Second}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err

@@ -87,7 +87,7 @@ func (c *counter) Write(p []byte) (int, error) {
 }
 
 func get(url string, w io.Writer) error {
-	c := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext}}
+	c := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}}
 	r, err := c.Get(url)
 	if err != nil {
 		return err
