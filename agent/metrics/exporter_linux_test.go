@@ -36,6 +36,8 @@ func (told) Decisions() []Decisions {
 	return []Decisions{{"rule", "small", "done", 3}, {"ring", "grown", "failed", 1}}
 }
 func (told) LostByResize() uint64 { return 7 }
+func (told) Foreign() int         { return 1 }
+func (told) Writes() uint64       { return 4 }
 func (told) Findings() []Findings {
 	return []Findings{{Kind: "stray-dan", Found: 2, Repaired: 1, Failed: 1, Open: 1}, {Kind: "never"}}
 }
@@ -46,7 +48,7 @@ func TestFamiliesAreWhatTheTableSays(t *testing.T) {
 	requireNode(t)
 	p := add(t, `"queues": 2, "runtimeConfig": {"bandwidth": {"ingressRate": 1000000000, "ingressBurst": 10000000, "egressRate": 1000000000, "egressBurst": 10000000}},`)
 	p.open(2)
-	n := start(t, Config{Tuner: told{}, Reconciler: told{}, Uplinks: []string{"lo"}, Parts: func() []Part { return []Part{{Name: "watch", Running: true}} }})
+	n := start(t, Config{Tuner: told{}, Reconciler: told{}, Install: told{}, Uplinks: []string{"lo"}, Parts: func() []Part { return []Part{{Name: "watch", Running: true}} }})
 	consistent := prometheus.Gatherers{prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		list, _, err := n.exporter.Gather() // never done: they are looked at below
 		return list, err
