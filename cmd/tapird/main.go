@@ -166,6 +166,9 @@ func newAgent(c config, log *slog.Logger) (*agent.Agent, error) {
 	return a, nil
 }
 
+// startIsOver is when the parts have done what they do once.
+const startIsOver = 5 * time.Second
+
 // serve serves until ctx ends. load reads the configuration anew.
 func serve(ctx context.Context, c config, load func() (config, error)) error {
 	var level slog.LevelVar
@@ -192,6 +195,7 @@ func serve(ctx context.Context, c config, load func() (config, error)) error {
 			}
 		}
 	}(c)
+	var forgotten *time.Timer
 	err = a.Run(ctx, func() {
 		if err := agent.DropCapabilities(); err != nil {
 			log.Warn("kept all capabilities", "error", err)
@@ -200,7 +204,15 @@ func serve(ctx context.Context, c config, load func() (config, error)) error {
 		if err := agent.Notify("READY=1"); err != nil {
 			log.Warn("nobody knows that it runs", "error", err)
 		}
+		forgotten = time.AfterFunc(startIsOver, func() {
+			if err := agent.ForgetStart(); err != nil {
+				log.Debug("kept the memory of the start", "error", err)
+			}
+		})
 	})
+	if forgotten != nil {
+		forgotten.Stop()
+	}
 	if err != nil {
 		return err
 	}
