@@ -26,7 +26,7 @@ CNI_BIN ?= /opt/cni/bin
 DESTDIR ?=
 
 # What a test may not skip for; see CONTRIBUTING.md.
-TAPIR_REQUIRE ?= root,bpf,btf,tun,ipv6,qemu,vm,chromium,refplugins,tools
+TAPIR_REQUIRE ?= root,bpf,btf,tun,ipv6,qemu,vm,chromium,refplugins,tools,cluster
 
 .PHONY: help
 help: ## List the targets
@@ -63,10 +63,13 @@ lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and the linters o
 	go mod verify >/dev/null
 	$(TOOLS)/golangci-lint run ./...
 
+# Where the tests on a cluster find what "make cluster-programs" makes.
+CLUSTER_ENV = TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images TAPIR_KUBEROUTER=$(CURDIR)/$(KUBEROUTER)
+
 .PHONY: test
-test: build refplugins $(TOOLS)/gotestsum $(TOOLS)/leftovers ## Run every test, then prove that the machine is as it was
-	tools/setup.sh net vm page
-	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
+test: build refplugins cluster-programs $(TOOLS)/gotestsum $(TOOLS)/leftovers ## Run every test, then prove that the machine is as it was
+	tools/setup.sh net vm page cluster
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) $(CLUSTER_ENV) \
 	$(TOOLS)/leftovers $(TOOLS)/gotestsum --format pkgname --format-hide-empty-pkg --raw-command -- tools/gotest.sh
 
 .PHONY: test-vm
@@ -129,9 +132,14 @@ $(KUBEROUTER): test/kuberouter/go.mod test/kuberouter/go.sum
 
 # CLUSTER is the folder by which a cluster is known; CLUSTER_FLAGS="-cni bridge -proxy-mode iptables -nodes 3".
 CLUSTER ?= bin/cluster
-.PHONY: test-images
+.PHONY: test-images cluster-programs
 test-images:
 	@tools/images.sh $(CURDIR)/bin/images test
+
+# What the tests on a cluster run, beside the commands: images of this tree and of the commit before among it.
+cluster-programs: k8s refplugins $(KUBEROUTER) test-images
+	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images
+	tools/images.sh $(CURDIR)/bin/images previous
 
 .PHONY: cluster-up
 cluster-up: k8s refplugins test-images $(TOOLS)/updown ## Start a Kubernetes of two nodes on this machine, without a CNI (CLUSTER_FLAGS="-cni bridge")
@@ -142,12 +150,10 @@ cluster-down: $(TOOLS)/updown ## End what "make cluster-up" started
 	@$(TOOLS)/updown -dir $(CLUSTER) down
 
 .PHONY: test-cluster
-test-cluster: build k8s refplugins $(KUBEROUTER) test-images $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes
+test-cluster: build cluster-programs $(TOOLS)/leftovers ## Run only the tests on a Kubernetes of two nodes (CLUSTER_TESTS="-run TestUpgrade")
 	tools/setup.sh net vm cluster
-	PLATFORMS=linux/$$(go env GOARCH) VERSION=$(VERSION) tools/images.sh $(CURDIR)/bin/images
-	TAPIR_REQUIRE=$(TAPIR_REQUIRE),cluster TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) \
-	TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images TAPIR_KUBEROUTER=$(CURDIR)/$(KUBEROUTER) \
-	$(TOOLS)/leftovers go -C test/cluster test -count=1 -v -timeout 20m .
+	TAPIR_REQUIRE=$(TAPIR_REQUIRE) TAPIR_BIN_DIR=$(CURDIR)/bin TAPIR_REFPLUGINS=$(CURDIR)/$(REFPLUGINS) $(CLUSTER_ENV) \
+	$(TOOLS)/leftovers go -C test/cluster test -count=1 -v -timeout 20m $(CLUSTER_TESTS) .
 
 .PHONY: quickstart
 quickstart: build ## Boot two microVMs on TAPs of this build, show what they can do, clean up

@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,9 +61,15 @@ func TestUninstall(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	daemonsReady(t, c)
+	// No new pod: there is no configuration, or where the runtime still needs one for DEL, one that refuses.
 	for _, n := range c.Nodes {
-		if out, err := n.Run(t.Context(), "find", "/etc/cni/net.d", "-type", "f"); err != nil || out != "" {
-			t.Errorf("%s: want no configuration, got %s, %v", n.Name, out, err)
+		if err := c.Until(t.Context(), n.Name+" to be NotReady", func(ctx context.Context) error {
+			if err := c.NodeReady(ctx, n.Name); err == nil {
+				return errors.New("it is Ready")
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
 		}
 	}
 	for _, stop := range streams {

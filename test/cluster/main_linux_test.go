@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tapir-cni/tapir/internal/microvm/vmtest"
 	"github.com/tapir-cni/tapir/internal/testnode"
 	"github.com/tapir-cni/tapir/test/cluster/harness"
 )
 
-func TestMain(m *testing.M) { testnode.Main(m) }
+func TestMain(m *testing.M) { vmtest.Main(m, "tapirctl") }
 
 // Folders of what the Makefile builds.
 const (

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/tapir-cni/tapir/internal/microvm"
+	"github.com/tapir-cni/tapir/internal/microvm/vmtest"
 	"github.com/tapir-cni/tapir/test/cluster/harness"
 )
 
@@ -65,14 +66,7 @@ func annotated(pairs ...string) func(*corev1.Pod) {
 // guestIn makes the pod a microVM's: the guest runs probe at the pod's addresses.
 func guestIn(t *testing.T, c *harness.Cluster) func(*corev1.Pod) {
 	t.Helper()
-	bin := os.Getenv("TAPIR_BIN_DIR")
-	if bin == "" {
-		t.Fatal(`TAPIR_BIN_DIR: want the folder that "make build" fills`)
-	}
-	image, err := microvm.EnsureImage(t.Context(), microvm.ImageOptions{Agent: filepath.Join(bin, "tapir-guest")}, func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	image, bin := vmtest.Image(t)
 	initrd := filepath.Join(c.Dir, "guest-with-probe.cpio")
 	if err := withProbe(image.Initrd, initrd, filepath.Join(bin, "tapir-guest")); err != nil {
 		t.Fatal(err)

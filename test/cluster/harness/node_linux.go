@@ -248,21 +248,32 @@ func (c *Cluster) registered(ctx context.Context) error {
 func (c *Cluster) Ready(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	err := c.Until(ctx, "nodes to be Ready", func(ctx context.Context) error {
-		nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, n := range nodes.Items {
-			i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
-			if i < 0 || n.Status.Conditions[i].Status != corev1.ConditionTrue {
-				reason := "nothing"
-				if i >= 0 {
-					reason = n.Status.Conditions[i].Message
-				}
-				return fmt.Errorf("node %s is not Ready: %s", n.Name, reason)
+		for _, n := range c.Nodes {
+			if n.cmd == nil {
+				continue
+			}
+			if err := c.NodeReady(ctx, n.Name); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
 	return time.Since(began), err
+}
+
+// NodeReady gives an error where the node is not Ready, with the kubelet's reason.
+func (c *Cluster) NodeReady(ctx context.Context, name string) error {
+	n, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	reason := "nothing"
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if i >= 0 {
+		if n.Status.Conditions[i].Status == corev1.ConditionTrue {
+			return nil
+		}
+		reason = n.Status.Conditions[i].Message
+	}
+	return fmt.Errorf("node %s is not Ready: %s", name, reason)
 }
