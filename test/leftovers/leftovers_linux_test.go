@@ -53,6 +53,7 @@ func TestNamesWhatTheCommandLeft(t *testing.T) {
 		{"bpffs directory", "mkdir /sys/fs/bpf/left", "rmdir /sys/fs/bpf/left", "BPF pin /sys/fs/bpf/left is new"},
 		{"file", "touch /run/left", "rm /run/left", "file /run/left is new"},
 		{"sysctl", "echo 1 > /proc/sys/net/ipv4/ip_forward", "echo 0 > /proc/sys/net/ipv4/ip_forward", `sysctl net/ipv4/ip_forward: was "0", is "1"`},
+		{"cgroup", "mount -t tmpfs t /sys/fs/cgroup && mkdir /sys/fs/cgroup/tapir-left", "umount /sys/fs/cgroup", "cgroup /sys/fs/cgroup/tapir-left is new"},
 		{"process", "sleep 60 & exit 0", "true", "process"},
 		{"process of its own session", "setsid sleep 60 & exit 0", "true", "sleep 60"},
 	} {

@@ -25,10 +25,11 @@ const (
 	kindPin       = "BPF pin"
 	kindFile      = "file"
 	kindSysctl    = "sysctl"
+	kindCgroup    = "cgroup"
 )
 
 var kinds = []string{
-	kindLink, kindAddress, kindRoute, kindRule, kindNeighbour, kindTable, kindMount, kindPin, kindFile, kindSysctl,
+	kindLink, kindAddress, kindRoute, kindRule, kindNeighbour, kindTable, kindMount, kindPin, kindFile, kindSysctl, kindCgroup,
 }
 
 // directories are searched for files: what is transient, and what CNI plugins and runtimes keep.
@@ -37,7 +38,7 @@ var directories = []string{"/run", "/var/lib/cni", "/etc/cni", "/opt/cni"}
 // look takes the state of the machine, of the network namespace and the mounts that this process is in.
 func look() (state, error) {
 	s := make(state)
-	for _, part := range []func(state) error{links, addresses, routes, rules, neighbours, tables, mounts, pins, files, sysctls} {
+	for _, part := range []func(state) error{links, addresses, routes, rules, neighbours, tables, mounts, pins, files, sysctls, cgroups} {
 		if err := part(s); err != nil {
 			return nil, err
 		}
@@ -117,18 +118,40 @@ func walk(s state, kind, root string) error {
 	})
 }
 
-// sysctls records what can be read under /proc/sys/net and does not count by itself.
+// sysctlRoots are what tests could change: networking, and what a kubelet sets.
+var sysctlRoots = []string{"net", "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys"}
+
+// sysctls records what can be read there and does not count by itself.
 func sysctls(s state) error {
-	const root = "/proc/sys/net"
-	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || entry.Name() == "nf_conntrack_count" {
+	for _, root := range sysctlRoots {
+		err := filepath.WalkDir("/proc/sys/"+root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || entry.Name() == "nf_conntrack_count" {
+				return ignoreGone(err)
+			}
+			value, err := os.ReadFile(path)
+			if err != nil {
+				return nil //nolint:nilerr // some are for writing alone, some are of a link that has just gone
+			}
+			s.add(kindSysctl, strings.TrimPrefix(path, "/proc/sys/"), strings.TrimSpace(string(value)))
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cgroups records the groups whose name begins as those of test/cluster, with what is in them. Others come and go with the machine's own work.
+func cgroups(s state) error {
+	const prefix = "tapir-"
+	return filepath.WalkDir("/sys/fs/cgroup", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
 			return ignoreGone(err)
 		}
-		value, err := os.ReadFile(path)
-		if err != nil {
-			return nil //nolint:nilerr // some are for writing alone, some are of a link that has just gone
+		if entry.IsDir() && strings.Contains(path, "/"+prefix) {
+			s.add(kindCgroup, path, "")
 		}
-		s.add(kindSysctl, strings.TrimPrefix(path, "/proc/sys/"), strings.TrimSpace(string(value)))
 		return nil
 	})
 }

@@ -3,8 +3,8 @@
 //	leftovers [-settle DURATION] COMMAND [ARGUMENT...]
 //
 // It compares links, addresses, routes, rules, permanent neighbours, nft tables, mounts (named netns are mounts), bpffs,
-// files under /run and the CNI directories, tapir's temporary files and the sysctls under net, and it looks for processes
-// that outlived the command. Those it ends, since they are its own children: it is their subreaper. The exit code is the
+// files under /run and the CNI directories, tapir's temporary files, cgroups of the cluster tests, and the sysctls under net and those that a
+// kubelet sets, and it looks for processes that outlived the command. Those it ends, since they are its own children: it is their subreaper. The exit code is the
 // command's; 3 when the command ended well and left something.
 package main
 
