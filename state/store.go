@@ -212,6 +212,9 @@ func (s *Store) removeFiles() error {
 	}
 	for _, path := range paths {
 		err := os.Remove(path)
+		if path == s.dir && errors.Is(err, unix.EROFS) {
+			continue // in a container it is a mount in a root that cannot be written
+		}
 		// A directory stays that has a hold in it, or something of others.
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 			return fmt.Errorf("remove state: %w", err)
