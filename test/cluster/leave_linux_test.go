@@ -14,12 +14,13 @@ import (
 	"github.com/tapir-cni/tapir/test/cluster/harness"
 )
 
-// traces are what tapir could leave on a node: files, pins, nft tables, routes, forwarding.
+// traces are what tapir could leave on a node: files, pins, nft tables, routes, devices. Forwarding is not among it: it stays on for the next network
+// (deploy/components/uninstall).
 func traces(ctx context.Context, n *harness.Node) (string, error) {
 	var all []string
 	for _, line := range []string{
 		"find /opt/cni/bin /etc/cni/net.d /sys/fs/bpf /run/tapir ! -type d",
-		"nft list tables", "ip -4 route", "ip -6 route", "ip rule", "sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding", "ip -br link",
+		"nft list tables", "ip -4 route", "ip -6 route", "ip rule", "ip -br link",
 	} {
 		// find says with its exit code that /run/tapir is not there.
 		out, err := n.Run(ctx, "bash", "-c", line+" 2>/dev/null || true")
