@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/tapir-cni/tapir/internal/microvm"
 	"github.com/tapir-cni/tapir/internal/microvm/vmtest"
 	"github.com/tapir-cni/tapir/test/cluster/harness"
 )
@@ -67,45 +64,11 @@ func annotated(pairs ...string) func(*corev1.Pod) {
 func guestIn(t *testing.T, c *harness.Cluster) func(*corev1.Pod) {
 	t.Helper()
 	image, bin := vmtest.Image(t)
-	initrd := filepath.Join(c.Dir, "guest-with-probe.cpio")
-	if err := withProbe(image.Initrd, initrd, filepath.Join(bin, "tapir-guest")); err != nil {
+	change, err := c.Guest(image, bin)
+	if err != nil {
 		t.Fatal(err)
 	}
-	yes, hostToContainer := true, corev1.MountPropagationHostToContainer
-	return func(p *corev1.Pod) {
-		p.Annotations["tapir.dev/tap"] = "true"
-		p.Spec.Volumes = []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
-		container := &p.Spec.Containers[0]
-		container.Image = "localhost/vmpod:1"
-		container.Args = []string{"-kernel", image.Kernel, "-initrd", initrd, "-tapirctl", filepath.Join(bin, "tapirctl")}
-		container.SecurityContext = &corev1.SecurityContext{Privileged: &yes}
-		container.VolumeMounts = []corev1.VolumeMount{{Name: "host", MountPath: "/host", MountPropagation: &hostToContainer}}
-	}
-}
-
-// withProbe is the guests' image with probe as the first process, which then becomes the agent.
-func withProbe(initrd, out, agent string) error {
-	base, err := os.ReadFile(initrd)
-	if err != nil {
-		return err
-	}
-	program, err := os.ReadFile(filepath.Join(os.Getenv(imagesEnv), "probe"))
-	if err != nil {
-		return err
-	}
-	next, err := os.ReadFile(agent)
-	if err != nil {
-		return err
-	}
-	f, err := os.Create(out)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(base)
-	archive := microvm.NewCPIO(f)
-	archive.File("init", 0o755, program)
-	archive.File("agent", 0o755, next)
-	return errors.Join(err, archive.Close(), f.Close())
+	return change
 }
 
 // run creates the pods and gives them when they are Ready. They are deleted at the test's end.

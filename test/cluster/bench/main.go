@@ -6,6 +6,9 @@
 // until each is Running, and deletes them; the networks take turns, and who begins changes each time. A pod's time is from before the request that creates it
 // to the watch's word that it is Running, by this process' clock.
 //
+// Then it starts microVM pods, one after the other: from a pod's creation to the guest's first answer to HTTP, and of that the guest's own boot: how long
+// its kernel had been up, by its own clock, when it got its address. QEMU's start and the firmware's are not the guest's.
+//
 // It prints medians, 99th percentiles and ratios, and last a line a goal.
 package main
 
@@ -29,6 +32,7 @@ type options struct {
 	tapir  string // folder of tapir's programs
 	pods   int
 	rounds int
+	guests int
 	output string
 }
 
@@ -40,6 +44,7 @@ func main() {
 	flag.StringVar(&o.tapir, "bin", "bin", "`folder` of tapir's programs")
 	flag.IntVar(&o.pods, "pods", 60, "pods of a round, over all nodes")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each network; one more is made first and not counted")
+	flag.IntVar(&o.guests, "guests", 5, "microVM pods, one after the other; one more is made first and not counted")
 	flag.StringVar(&o.output, "o", "text", "output format: text or json")
 	flag.Parse()
 	if err := o.check(); err != nil {
@@ -57,7 +62,7 @@ func (o *options) check() error {
 	if flag.NArg() > 0 {
 		faults = append(faults, fmt.Errorf("unexpected argument %q", flag.Arg(0)))
 	}
-	for name, n := range map[string]int{"pods": o.pods, "rounds": o.rounds} {
+	for name, n := range map[string]int{"pods": o.pods, "rounds": o.rounds, "guests": o.guests} {
 		if n < 1 || n > 100 {
 			faults = append(faults, fmt.Errorf("-%s: want 1 to 100, got %d", name, n))
 		}
@@ -96,6 +101,9 @@ func (o *options) run() (err error) {
 	}
 	report := &Report{Pods: o.pods, Rounds: o.rounds}
 	if err := o.measure(ctx, c, report); err != nil {
+		return err
+	}
+	if err := o.measureGuests(ctx, c, report); err != nil {
 		return err
 	}
 	report.judge()

@@ -2,6 +2,7 @@
 //
 //	probe serve [NAME]       on port 8080 of every address: the pod's name or NAME, the peer's address, the answering address;
 //	                         /get?url=URL: what URL answers this pod; /bytes?n=N: N bytes, the same each time
+//	                         /up: the seconds that the kernel had been up when the machine got its address
 //	probe get URL            print what it answers
 //	probe sum URL            read it all and print length and SHA-256
 //	probe chroot DIR PROGRAM [ARG…]
@@ -22,6 +23,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -100,6 +102,24 @@ func get(url string, w io.Writer) error {
 	return err
 }
 
+// awaitAddress gives how long the kernel had been up, in seconds, when the machine got its address: what a guest's boot took by its own clock.
+func awaitAddress(up chan<- string) {
+	for ; ; time.Sleep(2 * time.Millisecond) {
+		all, err := net.InterfaceAddrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range all {
+			if ip, ok := a.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() {
+				data, _ := os.ReadFile("/proc/uptime") // a guest has it
+				seconds, _, _ := strings.Cut(string(data), " ")
+				up <- seconds
+				return
+			}
+		}
+	}
+}
+
 // serve answers until SIGTERM.
 func serve(name string) error {
 	mux := http.NewServeMux()
@@ -114,6 +134,13 @@ func serve(name string) error {
 			return
 		}
 		_, _ = w.Write(answer.Bytes()) // the client sees what is missing
+	})
+	addressed := make(chan string, 1)
+	go awaitAddress(addressed)
+	mux.HandleFunc("/up", func(w http.ResponseWriter, _ *http.Request) {
+		up := <-addressed // it answers, so it has one
+		addressed <- up
+		fmt.Fprintln(w, up)
 	})
 	mux.HandleFunc("/bytes", func(w http.ResponseWriter, r *http.Request) {
 		n, err := strconv.ParseInt(r.URL.Query().Get("n"), 10, 64)
