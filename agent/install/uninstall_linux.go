@@ -97,13 +97,8 @@ func (i *Installer) removeOwn() (did []string, err error) {
 			return []string{"left " + path + " alone: it does not call tapir"}, nil
 		}
 	}
-	if did, err = remove(path); err != nil {
-		return did, err
-	}
-	if i.c.Mode == ModeRuntimeClass {
-		_ = os.Remove(i.confDir()) // others may have files there
-	}
-	return did, nil
+	// The folder stays, also one of its own: containerd 2.4 ends itself when a folder goes that it reads configurations from.
+	return remove(path)
 }
 
 func remove(path string) (did []string, err error) {
