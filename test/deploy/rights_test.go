@@ -20,6 +20,7 @@ var clusterRights = []right{
 	{"watch", "nodes", "and what becomes of them"},
 	{"list", "pods", "labels of the node's pods, while policies are followed"},
 	{"watch", "pods", "likewise"},
+	{"get", "pods", "the UID of the pod that an event is of"},
 	{"list", "networking.k8s.io/networkpolicies", "whom policies select, while an attachment takes part in the shortcut"},
 	{"watch", "networking.k8s.io/networkpolicies", "likewise"},
 	{"create", "events", "a node that no route leads to, a choice of a pod that is refused"},
