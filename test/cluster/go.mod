@@ -5,6 +5,7 @@ go 1.26.8
 replace github.com/tapir-cni/tapir => ../..
 
 require (
+	github.com/google/go-cmp v0.7.0
 	github.com/tapir-cni/tapir v0.0.0
 	golang.org/x/sys v0.50.0
 	k8s.io/api v0.37.2
@@ -34,7 +35,6 @@ require (
 	github.com/go-openapi/swag/typeutils v0.27.1 // indirect
 	github.com/go-openapi/swag/yamlutils v0.27.1 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
-	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
