@@ -37,8 +37,10 @@ type Node struct {
 	cgroups []string // folders where its processes begin, in the hierarchies that the harness mounted
 }
 
-// CNIBin and CNIConf are the node's /opt/cni/bin and /etc/cni/net.d.
-func (n *Node) CNIBin() string  { return filepath.Join(n.Dir, "opt-cni") }
+// CNIBin is the node's /opt/cni/bin.
+func (n *Node) CNIBin() string { return filepath.Join(n.Dir, "opt-cni") }
+
+// CNIConf is the node's /etc/cni/net.d.
 func (n *Node) CNIConf() string { return filepath.Join(n.Dir, "etc-cni") }
 
 // NetnsPath is the node's network namespace.
@@ -149,10 +151,7 @@ func (n *Node) Start() error {
 		return err
 	}
 	n.cmd = cmd
-	if err := n.c.Until(context.Background(), n.Name+"'s mounts", func(context.Context) error {
-		_, err := os.Stat(filepath.Join(n.Dir, "inside"))
-		return err
-	}); err != nil {
+	if err := n.mounted(); err != nil {
 		return err
 	}
 	pid, err := n.first()
@@ -160,6 +159,14 @@ func (n *Node) Start() error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(n.Dir, "pid"), []byte(strconv.Itoa(pid)), 0o644) // for people
+}
+
+// mounted waits until the node is in its own mounts.
+func (n *Node) mounted() error {
+	return n.c.Until(context.Background(), n.Name+"'s mounts", func(context.Context) error {
+		_, err := os.Stat(filepath.Join(n.Dir, "inside"))
+		return err
+	})
 }
 
 // PowerCut kills all of the node's processes at once. Its disk stays.

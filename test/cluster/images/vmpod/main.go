@@ -46,13 +46,14 @@ func run(host, tapirctl string, image microvm.Image) error {
 		return err
 	}
 	var record state.Attachment
-	if err := state.New(state.Config{Dir: "/run/tapir"}).View(ctx, func(tx *state.Tx) error {
-		var known bool
+	err = state.New(state.Config{}).View(ctx, func(tx *state.Tx) error {
+		known := false
 		if record, known, err = tx.Attachment(key); err == nil && !known {
 			err = fmt.Errorf("%s is not recorded", key)
 		}
 		return err
-	}); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	guest, err := guestconfig.FromAttachment(record)
