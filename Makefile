@@ -62,6 +62,7 @@ lint: $(TOOLS)/golangci-lint ## Check formatting, import rules and the linters o
 	if [ -n "$$unformatted" ]; then echo "not formatted; run \"make fmt\":"; echo "$$unformatted"; exit 1; fi
 	go mod verify >/dev/null
 	$(TOOLS)/golangci-lint run ./...
+	@for module in test/cluster test/deploy tools/image; do (cd $$module && $(CURDIR)/$(TOOLS)/golangci-lint run ./...); done
 
 # Where the tests on a cluster find what "make cluster-programs" makes.
 CLUSTER_ENV = TAPIR_K8S=$(CURDIR)/$(KUBERNETES) TAPIR_IMAGES=$(CURDIR)/bin/images TAPIR_KUBEROUTER=$(CURDIR)/$(KUBEROUTER)

@@ -114,14 +114,15 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 	wantFlag := func(want bool) {
 		t.Helper()
-		if err := c.Until(t.Context(), fmt.Sprintf("the server's flag to be %t", want), func(ctx context.Context) error {
-			got, err := flagged(ctx, c.Nodes[0], "server")
-			if err == nil && got != want {
-				err = fmt.Errorf("it is %t", got)
+		failed := c.Until(t.Context(), fmt.Sprintf("the server's flag to be %t", want), func(ctx context.Context) error {
+			got, asked := flagged(ctx, c.Nodes[0], "server")
+			if asked == nil && got != want {
+				return fmt.Errorf("it is %t", got)
 			}
-			return err
-		}); err != nil {
-			t.Error(err)
+			return asked
+		})
+		if failed != nil {
+			t.Error(failed)
 		}
 	}
 	wantFlag(true)

@@ -62,19 +62,20 @@ func (o *options) guest(ctx context.Context, c *harness.Cluster, name string, ch
 	}()
 	var at string
 	var where netip.Addr
-	if err := c.Until(ctx, "the guest's answer", func(ctx context.Context) error {
-		p, err := pods.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
+	err = c.Until(ctx, "the guest's answer", func(ctx context.Context) error {
+		p, failed := pods.Get(ctx, name, metav1.GetOptions{})
+		if failed != nil {
+			return failed
 		}
-		addr, err := netip.ParseAddr(p.Status.PodIP)
-		if err != nil {
+		addr, failed := netip.ParseAddr(p.Status.PodIP)
+		if failed != nil {
 			return fmt.Errorf("it has no address: %s %s", p.Status.Phase, p.Status.Reason)
 		}
 		at, where = p.Spec.NodeName, addr
-		_, err = ask(ctx, c, at, where, "/")
-		return err
-	}); err != nil {
+		_, failed = ask(ctx, c, at, where, "/")
+		return failed
+	})
+	if err != nil {
 		return 0, 0, err
 	}
 	answered = time.Since(began).Seconds()
