@@ -62,22 +62,20 @@ func (t *Tuner) settle(tp *tuned, a *measure.Attachment, d *sysfs.Device, about 
 		want = tap.Setting{} // the kernel would refuse threads, and make nothing of the rest
 		s.Why += "; no queue runs NAPI, so there is nothing to set"
 	}
-	if have, ok := setting(a); ok && d != nil {
+	if d != nil {
 		for _, f := range []struct {
-			name         string
-			before, want int
-		}{
-			{threadedFile, flag(have.Threaded), flag(want.Threaded)},
-			{deferFile, have.DeferHardIRQs, want.DeferHardIRQs},
-			{timeoutFile, int(have.GROFlushTimeout), int(want.GROFlushTimeout)},
-		} {
-			if f.before == f.want || tp.noNAPI && f.name == threadedFile {
+			name string
+			want int
+		}{{threadedFile, flag(want.Threaded)}, {deferFile, want.DeferHardIRQs}, {timeoutFile, int(want.GROFlushTimeout)}} {
+			// Not the sample's value: that may be of before the last change, which then looked as if it were still to be made, or made already.
+			before, err := d.Number(f.name)
+			if err != nil || before == f.want || tp.noNAPI && f.name == threadedFile {
 				continue
 			}
-			s.changes = append(s.changes, tp.file(d, f.name, strconv.Itoa(f.before), strconv.Itoa(f.want), about.Why))
-		}
-		if want.Threaded && !have.Threaded {
-			tp.unsettle("threads are made") // and have their policy when they are there
+			s.changes = append(s.changes, tp.file(d, f.name, strconv.Itoa(before), strconv.Itoa(f.want), about.Why))
+			if f.name == threadedFile && want.Threaded {
+				tp.unsettle("threads are made") // and have their policy when they are there
+			}
 		}
 	}
 	if d != nil && about.Kind == KindAttach {
