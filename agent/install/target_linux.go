@@ -172,12 +172,20 @@ func (i *Installer) put(t target) (changed bool, err error) {
 	if err != nil || theirs == nil {
 		return err == nil, err
 	}
-	// Its owner wrote it in between. What they wrote is the original now; the next look extends that.
-	if l, err := parse(theirs); err == nil && l.ours() == nil {
-		_, err = putFile(original(t.path), t.mode, theirs)
-		return true, errors.Join(err, errRewritten)
+	// Its owner wrote it in between. What they wrote goes back to its place, and the next look extends that: beside the extended one of before it
+	// would look like an original that somebody has changed since. They may write again meanwhile.
+	for placed := content; theirs != nil; {
+		if theirs, placed, err = again(t, placed, theirs); err != nil {
+			return true, fmt.Errorf("put back what its owner wrote: %w", err)
+		}
 	}
 	return true, errRewritten
+}
+
+// again puts what the owner wrote back in place of what was placed. It gives what they have written since then, if they have.
+func again(t target, placed, theirs []byte) (newer, now []byte, err error) {
+	newer, err = exchange(t.path, t.mode, placed, theirs)
+	return newer, theirs, err
 }
 
 var errRewritten = errors.New("its owner wrote it at the same time")

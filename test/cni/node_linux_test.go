@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -163,6 +164,9 @@ func link(t testing.TB, name string) netlink.Link {
 func allLinks(t testing.TB) []netlink.Link {
 	t.Helper()
 	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // a device came or went meanwhile
+		links, err = netlink.LinkList()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
