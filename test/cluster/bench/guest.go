@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -30,22 +31,34 @@ func (o *options) measureGuests(ctx context.Context, c *harness.Cluster, report 
 		return err
 	}
 	for round := range o.guests + 1 {
-		answered, booted, err := o.guest(ctx, c, fmt.Sprintf("guest%d", round), change)
+		t, err := o.guest(ctx, c, fmt.Sprintf("guest%d", round), change)
 		if err != nil {
 			return fmt.Errorf("microVM pod %d: %w", round, err)
 		}
-		fmt.Fprintf(os.Stderr, "bench-cluster: microVM pod %d of %d: answers %.2f s after its creation, %.2f s of them its own boot\n", round, o.guests, answered, booted)
+		fmt.Fprintf(os.Stderr, "bench-cluster: microVM pod %d of %d: answers %.2f s after its creation, %.2f s after its power-on, %.2f s of them its kernel's\n",
+			round, o.guests, t.answered, t.booted, t.kernel)
 		if round > 0 { // the first fills caches
-			report.Answered = append(report.Answered, answered)
-			report.Booted = append(report.Booted, booted)
-			report.Beyond = append(report.Beyond, answered-booted)
+			report.Answered = append(report.Answered, t.answered)
+			report.Booted = append(report.Booted, t.booted)
+			report.Kernel = append(report.Kernel, t.kernel)
+			report.Beyond = append(report.Beyond, t.answered-t.booted)
 		}
 	}
 	return nil
 }
 
-// guest gives both times of one pod, in seconds.
-func (o *options) guest(ctx context.Context, c *harness.Cluster, name string, change func(*corev1.Pod)) (answered, booted float64, err error) {
+// powerOn is what the pod says before it starts QEMU.
+var powerOn = regexp.MustCompile(`the guest's power is on at (\d+) ms`)
+
+// guestTimes are of one pod, in seconds.
+type guestTimes struct {
+	answered float64 // from the pod's creation to the guest's first answer
+	booted   float64 // from the guest's power-on to that
+	kernel   float64 // how long the guest's kernel had been up when it got its address, by its own clock
+}
+
+// guest takes the times of one pod.
+func (o *options) guest(ctx context.Context, c *harness.Cluster, name string, change func(*corev1.Pod)) (t guestTimes, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pod := o.pod(name, name, true)
@@ -54,13 +67,13 @@ func (o *options) guest(ctx context.Context, c *harness.Cluster, name string, ch
 	pods := c.Client.CoreV1().Pods("default")
 	began := time.Now()
 	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return 0, 0, err
+		return t, err
 	}
 	defer func() {
 		now := int64(0)
 		_ = pods.Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: &now}) // the cluster ends soon
 	}()
-	var at string
+	var node string
 	var where netip.Addr
 	err = c.Until(ctx, "the guest's answer", func(ctx context.Context) error {
 		p, failed := pods.Get(ctx, name, metav1.GetOptions{})
@@ -71,20 +84,36 @@ func (o *options) guest(ctx context.Context, c *harness.Cluster, name string, ch
 		if failed != nil {
 			return fmt.Errorf("it has no address: %s %s", p.Status.Phase, p.Status.Reason)
 		}
-		at, where = p.Spec.NodeName, addr
-		_, failed = ask(ctx, c, at, where, "/")
+		node, where = p.Spec.NodeName, addr
+		_, failed = ask(ctx, c, node, where, "/")
 		return failed
 	})
 	if err != nil {
-		return 0, 0, err
+		return t, err
 	}
-	answered = time.Since(began).Seconds()
-	text, err := ask(ctx, c, at, where, "/up")
+	at := time.Now()
+	text, err := ask(ctx, c, node, where, "/up")
 	if err != nil {
-		return 0, 0, err
+		return t, err
 	}
-	booted, err = strconv.ParseFloat(strings.TrimSpace(text), 64)
-	return answered, booted, err
+	kernel, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	if err != nil {
+		return t, err
+	}
+	log, err := pods.GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	if err != nil {
+		return t, err
+	}
+	m := powerOn.FindSubmatch(log)
+	if m == nil {
+		return t, fmt.Errorf("want %q in its log, got %q", powerOn, log)
+	}
+	on, err := strconv.ParseInt(string(m[1]), 10, 64) // of this machine's clock, as ours is
+	if err != nil {
+		return t, err
+	}
+	booted := at.Sub(time.UnixMilli(on)).Seconds()
+	return guestTimes{answered: at.Sub(began).Seconds(), booted: booted, kernel: kernel}, nil
 }
 
 // ask asks the guest from its node.

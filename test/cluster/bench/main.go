@@ -6,8 +6,8 @@
 // until each is Running, and deletes them; the networks take turns, and who begins changes each time. A pod's time is from before the request that creates it
 // to the watch's word that it is Running, by this process' clock.
 //
-// Then it starts microVM pods, one after the other: from a pod's creation to the guest's first answer to HTTP, and of that the guest's own boot: how long
-// its kernel had been up, by its own clock, when it got its address. QEMU's start and the firmware's are not the guest's.
+// Then it starts microVM pods, one after the other: from a pod's creation to the guest's first answer to HTTP, and of that the guest's own boot, from the
+// start of QEMU; beside it how long its kernel had been up, by its own clock, when it got its address.
 //
 // It prints medians, 99th percentiles and ratios, and last a line a goal.
 package main

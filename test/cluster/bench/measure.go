@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -53,7 +52,7 @@ func (o *options) round(ctx context.Context, c *harness.Cluster, tapir bool, nam
 	if err != nil {
 		return nil, err
 	}
-	defer w.Stop()
+	defer func() { w.Stop() }()
 	var mu sync.Mutex
 	began := make(map[string]time.Time, o.pods)
 	var creating sync.WaitGroup
@@ -75,8 +74,15 @@ func (o *options) round(ctx context.Context, c *harness.Cluster, tapir bool, nam
 		case err := <-failed:
 			return nil, err
 		case e, ok := <-w.ResultChan():
-			if !ok || e.Type == watch.Error {
-				return nil, errors.Join(fmt.Errorf("the watch ended with %d of %d pods Running", len(running), o.pods), ctx.Err())
+			if !ok || e.Type == watch.Error { // a new one begins with what is there
+				if ctx.Err() != nil {
+					return nil, fmt.Errorf("%d of %d pods are Running: %w", len(running), o.pods, ctx.Err())
+				}
+				w.Stop()
+				if w, err = pods.Watch(ctx, selector); err != nil {
+					return nil, err
+				}
+				continue
 			}
 			pod, isPod := e.Object.(*corev1.Pod)
 			if !isPod || pod.Status.Phase != corev1.PodRunning || running[pod.Name] {

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/tapir-cni/tapir/internal/guestconfig"
 	"github.com/tapir-cni/tapir/internal/microvm"
@@ -60,6 +61,7 @@ func run(host, tapirctl string, image microvm.Image) error {
 	if err != nil {
 		return err
 	}
+	fmt.Printf("the guest's power is on at %d ms\n", time.Now().UnixMilli())
 	vm, err := microvm.Start(ctx, microvm.Config{Guest: guest, Image: image, Launcher: []string{tapirctl, "exec", "--"}})
 	if err != nil {
 		return err
