@@ -71,7 +71,7 @@ func (o *options) round(ctx context.Context, c *harness.Cluster, tapir bool, nam
 	running := make(map[string]bool, o.pods)
 	for len(running) < o.pods {
 		select {
-		case err := <-failed:
+		case err = <-failed:
 			return nil, err
 		case e, ok := <-w.ResultChan():
 			if !ok || e.Type == watch.Error { // a new one begins with what is there
